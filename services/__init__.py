@@ -1,0 +1,1 @@
+"""The services of the tier: router, cache, worker, and what they share."""

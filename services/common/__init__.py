@@ -1,0 +1,1 @@
+"""What every service shares: settings, errors, logs, request ids, gRPC plumbing. Nothing of one service's domain."""

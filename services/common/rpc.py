@@ -1,0 +1,156 @@
+"""gRPC plumbing: channels and servers with one set of options, request ids in metadata, errors as status codes."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from services.common.errors import HypicError
+from services.common.telemetry import current_request_id, get_logger, set_request_id
+
+__all__ = [
+    "CHUNK_BYTES",
+    "LIVENESS",
+    "READINESS",
+    "HealthSwitch",
+    "create_channel",
+    "create_server",
+    "request_metadata",
+]
+
+# Streams of blobs move this many bytes a message; measured faster than smaller or larger ones.
+CHUNK_BYTES = 1 << 20
+LIVENESS = "liveness"
+READINESS = "readiness"
+
+_REQUEST_ID = "x-request-id"
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS = [
+    *_KEEPALIVE,
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+]
+# The default back-off of a channel grows to two minutes; a restarted peer is wanted back sooner.
+_CHANNEL_OPTIONS = [
+    *_KEEPALIVE,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+def create_channel(address: str) -> grpc.aio.Channel:
+    """A channel to one peer, without TLS. One a peer and process."""
+    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def request_metadata() -> tuple[tuple[str, str], ...]:
+    """Metadata that hands the running request's id to the peer; pass it with every call."""
+    request_id = current_request_id()
+    return ((_REQUEST_ID, request_id),) if request_id else ()
+
+
+class HealthSwitch:
+    """The gRPC health service with `liveness` and `readiness` apart, as Kubernetes probes want it."""
+
+    def __init__(self) -> None:
+        self.servicer = health.aio.HealthServicer()
+
+    async def set_ready(self, ready: bool) -> None:
+        """Readiness (and the unnamed overall service) follow `ready`; liveness always serves."""
+        serving = health_pb2.HealthCheckResponse.SERVING
+        status = serving if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self.servicer.set(LIVENESS, serving)
+        await self.servicer.set(READINESS, status)
+        await self.servicer.set("", status)
+
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Context = grpc.aio.ServicerContext[Request, Response]
+
+
+class _Boundary(grpc.aio.ServerInterceptor):
+    """Binds the caller's request id, and turns our errors into status codes."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Request, Response] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Request, Response] | None:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return cast("grpc.RpcMethodHandler[Request, Response] | None", handler)
+        request_id = str(dict(handler_call_details.invocation_metadata or ()).get(_REQUEST_ID, ""))
+        wrapped: Any
+        if handler.response_streaming:
+            wrapped = grpc.unary_stream_rpc_method_handler(
+                _guard_stream(handler.unary_stream, request_id),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        else:
+            wrapped = grpc.unary_unary_rpc_method_handler(
+                _guard_unary(handler.unary_unary, request_id),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return cast("grpc.RpcMethodHandler[Request, Response]", wrapped)
+
+
+def _guard_unary(
+    method: Callable[[Request, Context[Request, Response]], Awaitable[Response]], request_id: str
+) -> Callable[[Request, Context[Request, Response]], Awaitable[Response]]:
+    async def guarded(request: Request, context: Context[Request, Response]) -> Response:
+        set_request_id(request_id)
+        try:
+            return await method(request, context)
+        except HypicError as error:
+            await context.abort(error.status, str(error))
+        except Exception:
+            get_logger().exception("rpc_failed")
+            raise
+
+    return guarded
+
+
+def _guard_stream(
+    method: Callable[[Request, Context[Request, Response]], AsyncIterator[Response]], request_id: str
+) -> Callable[[Request, Context[Request, Response]], AsyncIterator[Response]]:
+    async def guarded(request: Request, context: Context[Request, Response]) -> AsyncIterator[Response]:
+        set_request_id(request_id)
+        try:
+            async for message in method(request, context):
+                yield message
+        except HypicError as error:
+            await context.abort(error.status, str(error))
+        except Exception:
+            get_logger().exception("rpc_failed")
+            raise
+
+    return guarded
+
+
+async def create_server(
+    register: Sequence[Callable[[grpc.aio.Server], None]], address: str, health_switch: HealthSwitch
+) -> tuple[grpc.aio.Server, int]:
+    """A started server without TLS, and the port that it listens on (useful with port 0).
+
+    Raises:
+        RuntimeError: the address cannot be bound.
+    """
+    server = grpc.aio.server(interceptors=(_Boundary(),), options=_SERVER_OPTIONS)
+    for add_servicer in register:
+        add_servicer(server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_switch.servicer, server)
+    port = server.add_insecure_port(address)
+    await health_switch.set_ready(False)
+    await server.start()
+    return server, port

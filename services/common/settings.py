@@ -1,0 +1,70 @@
+"""The base of each service's settings: environment variables with the prefix `HYPIC_`, checked at the start.
+
+Every service owns one prefix below it (`HYPIC_ROUTER_`, `HYPIC_CACHE_`, `HYPIC_WORKER_`). A variable under a service's
+prefix that no field reads is a typing mistake, and stops the start.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Literal, NoReturn, Self
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+__all__ = ["ServiceSettings", "SettingsError"]
+
+
+class SettingsError(Exception):
+    """The environment does not describe a startable service; the message names each variable."""
+
+
+class ServiceSettings(BaseSettings):
+    """Fields that every service has; subclasses set `env_prefix`."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+
+    @classmethod
+    def from_environment(cls, **overrides: object) -> Self:
+        """Read the settings.
+
+        Raises:
+            SettingsError: a variable is malformed, missing or unknown.
+        """
+        cls._refuse_unknown(os.environ)
+        try:
+            return cls(**overrides)  # type: ignore[arg-type] # pydantic checks each value
+        except ValidationError as error:
+            raise SettingsError("; ".join(cls._explain(error))) from error
+
+    @classmethod
+    def load_or_exit(cls, **overrides: object) -> Self:
+        """Like `from_environment`, but a fault ends the process with status 2 and one line on standard error."""
+        try:
+            return cls.from_environment(**overrides)
+        except SettingsError as error:
+            _exit(str(error))
+
+    @classmethod
+    def _refuse_unknown(cls, environment: Mapping[str, str]) -> None:
+        prefix = cls.model_config.get("env_prefix", "").upper()
+        known = {f"{prefix}{name}".upper() for name in cls.model_fields}
+        unknown = sorted(name for name in environment if name.upper().startswith(prefix) and name.upper() not in known)
+        if unknown:
+            raise SettingsError(f"unknown variable {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+
+    @classmethod
+    def _explain(cls, error: ValidationError) -> list[str]:
+        prefix = cls.model_config.get("env_prefix", "").upper()
+        return [
+            f"{prefix}{'_'.join(str(step) for step in fault['loc']).upper()}: {fault['msg']}"
+            for fault in error.errors()
+        ]
+
+
+def _exit(message: str) -> NoReturn:
+    sys.stderr.write(f"hypic: settings: {message}\n")
+    raise SystemExit(2)
