@@ -1,0 +1,1 @@
+"""The worker: capture, combine and decode of one model on one device."""

@@ -1,0 +1,1 @@
+"""Token mixers, one module a family. Each runs in three passes: capture, combine, decode."""

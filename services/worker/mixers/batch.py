@@ -1,0 +1,150 @@
+"""What the three passes hand to a mixer, and the planes that linear mixers leave behind."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from services.worker.ops.layout import PartWalk
+from services.worker.ops.paged_attention import PageTable
+
+__all__ = [
+    "CaptureBatch",
+    "CombineBatch",
+    "DecodeBatch",
+    "LinearCarry",
+    "LinearPlane",
+    "LinearSlots",
+    "LinearSnapshot",
+    "Mixer",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPlane:
+    """What one linear layer keeps of a segment's body.
+
+    transition `[H, K, K]` and end_state `[H, K, V]` in fp32; tail `[taps − 1, C]` in the model's dtype; decay `[H]`: the
+    product of the body's decays, which bounds the transition's spectral norm.
+    """
+
+    transition: torch.Tensor
+    end_state: torch.Tensor
+    tail: torch.Tensor
+    decay: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSnapshot:
+    """One linear layer's exact state at a place of a prompt: state `[H, K, V]` fp32, tail `[taps − 1, C]`."""
+
+    state: torch.Tensor
+    tail: torch.Tensor
+
+
+@dataclass(slots=True)
+class LinearSlots:
+    """The running states of one linear layer: states `[slots, H, K, V]` fp32, tails `[slots, taps − 1, C]`."""
+
+    states: torch.Tensor
+    tails: torch.Tensor
+
+
+@dataclass(slots=True)
+class LinearCarry:
+    """A linear layer's state while one segment is being captured, chunk after chunk.
+
+    seam_state is the state at the body's first token; transition is None until the body begins.
+    """
+
+    state: torch.Tensor
+    tail: torch.Tensor
+    seam_state: torch.Tensor | None = None
+    transition: torch.Tensor | None = None
+    log_decay: torch.Tensor | None = None
+
+    def finish(self) -> LinearPlane:
+        """The plane of a finished body: `S = h_end − T h_w` (design §5).
+
+        Raises:
+            ValueError: the body has not begun.
+        """
+        if self.seam_state is None or self.transition is None or self.log_decay is None:
+            raise ValueError("the segment has no body")
+        end_state = torch.baddbmm(self.state, self.transition, self.seam_state, alpha=-1)
+        return LinearPlane(self.transition, end_state, self.tail.clone(), self.log_decay.exp())
+
+
+@dataclass(slots=True)
+class CaptureBatch:
+    """One chunk of each of several segments, packed.
+
+    cu_runs: offsets `[R + 1]`; seam_tokens: how many leading tokens of each run belong to the seam window; positions
+    `[N]` count from the prime's first token; write_slots `[N]` flat slots of the page pool; tables: one a segment.
+    """
+
+    cu_runs: tuple[int, ...]
+    seam_tokens: tuple[int, ...]
+    positions: torch.Tensor
+    write_slots: torch.Tensor
+    bases: torch.Tensor
+    tables: Sequence[PageTable]
+    carries: Sequence[Sequence[LinearCarry]]
+
+    def carries_of(self, linear_layer: int) -> list[LinearCarry]:
+        """Every segment's carry at one linear layer."""
+        return [carry[linear_layer] for carry in self.carries]
+
+
+@dataclass(slots=True)
+class CombineBatch:
+    """The live tokens of all parts of the requests of one combine pass, packed in prompt order.
+
+    positions `[N]` true; write_slots `[N]` flat slots of the page pool; cu_queries `[B + 1]`; slots `[B]` state slots;
+    planes: every part's stored planes, one a linear layer, None for a part without a stored body; keep_after: parts whose
+    end state is wanted as a snapshot.
+    """
+
+    walk: PartWalk
+    positions: torch.Tensor
+    write_slots: torch.Tensor
+    cu_queries: tuple[int, ...]
+    tables: Sequence[PageTable]
+    slots: torch.Tensor
+    planes: Sequence[Sequence[LinearPlane] | None]
+    keep_after: frozenset[int] = frozenset()
+    kept: dict[int, list[LinearSnapshot]] = field(default_factory=dict)
+
+    def planes_of(self, linear_layer: int) -> list[LinearPlane | None]:
+        """Every part's plane at one linear layer."""
+        return [None if planes is None else planes[linear_layer] for planes in self.planes]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """One token of each running request: positions, write_slots, slots `[B]`."""
+
+    positions: torch.Tensor
+    write_slots: torch.Tensor
+    slots: torch.Tensor
+    tables: Sequence[PageTable]
+
+
+class Mixer(Protocol):
+    """A layer's token mixer. Inputs and outputs are normed hidden states `[N, hidden]`.
+
+    Every pass updates the state that its batch names: slots, pages or carries.
+    """
+
+    def capture(self, hidden: torch.Tensor, batch: CaptureBatch) -> torch.Tensor:
+        """One chunk of segments being captured."""
+        ...
+
+    def combine(self, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
+        """The live tokens of prompts."""
+        ...
+
+    def decode(self, hidden: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+        """One generated token a request."""
+        ...

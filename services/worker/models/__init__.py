@@ -1,0 +1,1 @@
+"""Checkpoints to models: a family maps a config to layers, and tensor names to weights."""

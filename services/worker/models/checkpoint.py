@@ -1,0 +1,103 @@
+"""Reads Hugging Face checkpoint directories: `config.json`, one or many safetensors files."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from services.worker.models.errors import CheckpointError
+
+__all__ = ["Checkpoint", "read_json"]
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the checkpoint.
+
+    Raises:
+        CheckpointError: the file is missing or holds no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing; give the directory of a Hugging Face checkpoint") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error}); download the file again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object")
+    return content
+
+
+class Checkpoint:
+    """Tensors of a directory by name, read one at a time. Use as a context manager."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._file_of = self._locate()
+        self._open: dict[Path, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._open.values():
+            handle.__exit__(kind, error, trace)
+        self._open.clear()
+
+    def names(self) -> frozenset[str]:
+        """Every tensor's name."""
+        return frozenset(self._file_of)
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """One tensor on the CPU.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or of another shape.
+        """
+        path = self._file_of.get(name)
+        if path is None:
+            raise CheckpointError(f"{self.directory}: tensor {name} is missing; the checkpoint is incomplete")
+        try:
+            tensor: torch.Tensor = self._handle(path).get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: tensor {name} is damaged ({error}); download the file again") from error
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{path}: tensor {name} has shape {tuple(tensor.shape)} where config.json implies {shape}"
+            )
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise CheckpointError(f"{path}: tensor {name} is {tensor.dtype}; quantised weights are not supported")
+        return tensor.to(dtype)
+
+    def _handle(self, path: Path) -> Any:  # noqa: ANN401 # safetensors ships no types
+        if path not in self._open:
+            self._open[path] = safe_open(path, framework="pt").__enter__()
+        return self._open[path]
+
+    def _locate(self) -> Mapping[str, Path]:
+        index_path = self.directory / _INDEX
+        if index_path.exists():
+            weight_map = read_json(index_path).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise CheckpointError(f"{index_path}: has no weight_map")
+            return {name: self._shard(str(file)) for name, file in weight_map.items()}
+        path = self._shard(_SINGLE)
+        try:
+            with safe_open(path, framework="pt") as handle:
+                return dict.fromkeys(handle.keys(), path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: damaged ({error}); download the file again") from error
+
+    def _shard(self, file: str) -> Path:
+        path = self.directory / file
+        if not path.exists():
+            raise CheckpointError(f"{path}: missing; download every shard of the checkpoint")
+        return path

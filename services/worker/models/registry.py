@@ -1,0 +1,58 @@
+"""From a checkpoint directory to its family."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.worker.mixers.state import DeviceMemory
+from services.worker.models import qwen3_5
+from services.worker.models.checkpoint import Checkpoint, read_json
+from services.worker.models.errors import CheckpointError
+from services.worker.models.spec import Model, ModelSpec
+
+__all__ = ["FAMILIES", "Family", "load_checkpoint", "read_checkpoint_spec"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one family reads a config and loads weights."""
+
+    model_types: frozenset[str]
+    read_spec: Callable[[Mapping[str, Any]], ModelSpec]
+    load_model: Callable[[ModelSpec, Checkpoint, DeviceMemory], Model]
+
+
+FAMILIES = (Family(qwen3_5.MODEL_TYPES, qwen3_5.read_spec, qwen3_5.load_model),)
+
+
+def _family(directory: Path, config: Mapping[str, Any]) -> Family:
+    model_type = config.get("model_type")
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family
+    known = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
+    raise CheckpointError(f"{directory / 'config.json'}: model_type {model_type!r} is not supported; known are {known}")
+
+
+def read_checkpoint_spec(directory: Path) -> ModelSpec:
+    """The shapes of a checkpoint, without its weights.
+
+    Raises:
+        CheckpointError: `config.json` is missing, damaged or not supported.
+    """
+    config = read_json(directory / "config.json")
+    return _family(directory, config).read_spec(config)
+
+
+def load_checkpoint(directory: Path, memory: DeviceMemory) -> Model:
+    """Load a model; its pools are allocated from `memory`.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be served.
+    """
+    config = read_json(directory / "config.json")
+    family = _family(directory, config)
+    spec = family.read_spec(config)
+    with Checkpoint(directory) as checkpoint:
+        return family.load_model(spec, checkpoint, memory)

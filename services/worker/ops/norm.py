@@ -1,0 +1,22 @@
+"""Root-mean-square norms, computed in fp32 and returned in the input's dtype."""
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["gated_rms_norm", "l2_norm", "rms_norm"]
+
+
+def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x / rms(x) · weight` over the last axis; zero-centred checkpoints add 1 to the weight when they are loaded."""
+    wide = hidden.float() if hidden.dtype in (torch.bfloat16, torch.float16) else hidden
+    return F.rms_norm(wide, weight.shape, weight.to(wide.dtype), eps).to(hidden.dtype)
+
+
+def gated_rms_norm(hidden: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm(x) · silu(gate)`: the norm comes before the gate."""
+    return rms_norm(hidden, weight, eps) * F.silu(gate)
+
+
+def l2_norm(vectors: torch.Tensor) -> torch.Tensor:
+    """`x / √(Σx² + 1e-6)` over the last axis, the constant of the public gated delta rule kernels."""
+    return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + 1e-6)
