@@ -81,14 +81,15 @@ class CaptureBatch:
     """One chunk of each of several segments, packed.
 
     cu_runs: offsets `[R + 1]`; seam_tokens: how many leading tokens of each run belong to the seam window; positions
-    `[N]` count from the prime's first token; write_slots `[N]` flat slots of the page pool; tables: one a segment.
+    `[N]` count from the prime's first token, `base` is the segments' first; write_slots `[N]` flat slots of the page
+    pool; tables: one a segment.
     """
 
     cu_runs: tuple[int, ...]
     seam_tokens: tuple[int, ...]
     positions: torch.Tensor
+    base: int
     write_slots: torch.Tensor
-    bases: torch.Tensor
     tables: Sequence[PageTable]
     carries: Sequence[Sequence[LinearCarry]]
 

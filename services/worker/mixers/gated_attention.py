@@ -72,7 +72,7 @@ class FullAttention:
     def capture(self, hidden: torch.Tensor, batch: CaptureBatch) -> torch.Tensor:
         """See `Mixer`; keys are stored rotated by their place inside the segment."""
         heads = self._project(hidden)
-        self._store(heads, batch.positions - batch.bases, batch.write_slots)
+        self._store(heads, batch.positions - batch.base, batch.write_slots)
         mixed = paged_attention.attend(
             heads.q, batch.positions, batch.cu_runs, batch.tables, (self.pool.keys, self.pool.values), self._geometry()
         )

@@ -34,21 +34,26 @@ def attend(
 class _Source:
     """Keys and values of one base: views of the pool where one span holds them all.
 
-    keys `[Hkv, S, D]`, values `[Hkv, S, Dv]`, positions `[S]` rising.
+    keys `[Hkv, S, D]`, values `[Hkv, S, Dv]`, at rising positions.
     """
 
     def __init__(self, group: BaseGroup, keys: torch.Tensor, values: torch.Tensor, device: torch.device) -> None:
+        self._group = group
+        self._device = device
         self.base = group.base
-        self.first, self.last = group.first_position, group.last_position
-        self.positions = group.positions(device)
+        self.last = group.last_position
         self.keys = _gather(group, keys).transpose(0, 1)
         self.values = _gather(group, values).transpose(0, 1)
 
     def visible(self, last_position: int) -> int:
         """How many leading keys stand at or before a position."""
         if last_position >= self.last:
-            return self.positions.shape[0]
-        return int(torch.searchsorted(self.positions, last_position, right=True))
+            return self.keys.shape[1]
+        return sum(max(0, min(span.end, last_position + 1) - span.first) for span in self._group.spans)
+
+    def hidden_from(self, positions: torch.Tensor, count: int) -> torch.Tensor:
+        """Mask `[n, count]`: true where a key stands behind the query's position."""
+        return self._group.positions(self._device)[:count] > positions[:, None]
 
 
 def _gather(group: BaseGroup, pool: torch.Tensor) -> torch.Tensor:
@@ -68,9 +73,8 @@ def _attend_block(
         rotated = queries if shape.rotary is None else shape.rotary.rotate(queries, positions - source.base)
         heads = (rotated * shape.scale).unflatten(1, (kv_heads, -1)).permute(1, 0, 2, 3)
         score = torch.bmm(heads.flatten(1, 2), source.keys[:, :count].transpose(1, 2)).unflatten(1, heads.shape[1:3])
-        if source.positions[count - 1] > first_query:
-            hidden = source.positions[:count] > positions[:, None]
-            score.masked_fill_(hidden[None, :, None, :], float("-inf"))
+        if source.last > first_query:
+            score.masked_fill_(source.hidden_from(positions, count)[None, :, None, :], float("-inf"))
         scores.append(score)
     weights = torch.cat(scores, dim=-1).softmax(-1, dtype=torch.float32).to(queries.dtype)
     mixed: torch.Tensor | None = None

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import torch
 
@@ -32,72 +31,71 @@ class Span:
     stop: int
     first: int
 
+    @property
+    def end(self) -> int:
+        """The true position behind the last token."""
+        return self.first + self.stop - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class BaseGroup:
-    """All spans of one base."""
+    """All spans of one base, at rising positions."""
 
     base: int
     spans: tuple[Span, ...]
 
     @property
-    def num_keys(self) -> int:
-        """Keys in the group."""
-        return sum(span.stop - span.start for span in self.spans)
-
-    @property
     def first_position(self) -> int:
         """The lowest true position."""
-        return min(span.first for span in self.spans)
+        return self.spans[0].first
 
     @property
     def last_position(self) -> int:
         """The highest true position."""
-        return max(span.first + span.stop - span.start - 1 for span in self.spans)
+        return self.spans[-1].end - 1
 
     def positions(self, device: torch.device) -> torch.Tensor:
-        """True positions `[num_keys]`."""
-        return torch.cat(
-            [torch.arange(span.first, span.first + span.stop - span.start, device=device) for span in self.spans]
-        )
+        """True positions of all keys, in order."""
+        return torch.cat([torch.arange(span.first, span.end, device=device) for span in self.spans])
 
 
 @dataclass(slots=True)
 class PageTable:
-    """The pages of one prompt, in any order. Grows while the prompt is decoded; `groups` is kept until it does."""
+    """The pages of one prompt; within one base, rows come at rising positions.
+
+    Neighbouring full pages are joined into spans as rows arrive, so that a long table costs a decode step nothing.
+    """
 
     page_size: int
     rows: list[PageRow] = field(default_factory=list)
-    _groups: tuple[BaseGroup, ...] | None = None
+    _spans: dict[int, list[Span]] = field(default_factory=dict)
 
     def extend(self, rows: Iterable[PageRow]) -> None:
         """Add rows."""
-        self.rows.extend(rows)
-        self._groups = None
+        for row in rows:
+            self.rows.append(row)
+            self._join(row)
 
-    def grow_last(self, row: PageRow) -> None:
-        """Replace the last row by one that holds more tokens."""
-        self.rows[-1] = row
-        self._groups = None
+    def grow_last(self) -> None:
+        """One more token on the last row's page."""
+        last = self.rows[-1]
+        self.rows[-1] = PageRow(last.page, last.base, last.first, last.count + 1)
+        spans = self._spans[last.base]
+        spans[-1] = Span(spans[-1].start, spans[-1].stop + 1, spans[-1].first)
 
     def groups(self) -> tuple[BaseGroup, ...]:
-        """Rows gathered by base, neighbouring full pages joined into spans."""
-        if self._groups is None:
-            ordered = sorted(self.rows, key=lambda row: (row.base, row.first))
-            self._groups = tuple(
-                BaseGroup(base, tuple(self._spans(rows))) for base, rows in groupby(ordered, key=lambda row: row.base)
-            )
-        return self._groups
+        """Spans gathered by base."""
+        return tuple(BaseGroup(base, tuple(spans)) for base, spans in self._spans.items())
 
-    def _spans(self, rows: Iterable[PageRow]) -> list[Span]:
-        spans: list[Span] = []
-        for row in rows:
-            start = row.page * self.page_size
-            if spans and spans[-1].stop == start and spans[-1].first + spans[-1].stop - spans[-1].start == row.first:
-                spans[-1] = Span(spans[-1].start, start + row.count, spans[-1].first)
-            else:
-                spans.append(Span(start, start + row.count, row.first))
-        return spans
+    def _join(self, row: PageRow) -> None:
+        start = row.page * self.page_size
+        spans = self._spans.setdefault(row.base, [])
+        if spans and row.first < spans[-1].end:
+            raise ValueError(f"row at position {row.first} stands behind position {spans[-1].end} of its base")
+        if spans and spans[-1].stop == start and spans[-1].end == row.first:
+            spans[-1] = Span(spans[-1].start, start + row.count, spans[-1].first)
+        else:
+            spans.append(Span(start, start + row.count, row.first))
 
 
 @dataclass(frozen=True, slots=True)

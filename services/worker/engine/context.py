@@ -1,0 +1,53 @@
+"""What every pass of the engine works with."""
+
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.engine.pages import PageAllocator, SlotAllocator
+from services.worker.engine.states import StateStore
+from services.worker.mixers.state import DeviceMemory
+from services.worker.models.spec import Model
+
+__all__ = ["CaptureProfile", "EngineContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureProfile:
+    """What changes the bytes of a segment state, as far as the engine is concerned.
+
+    seam_window: tokens recomputed at every use; prime_ids: tokens run ahead of a segment at capture; chunk_tokens: the
+    fixed chunks in which segments are captured from their own start.
+    """
+
+    seam_window: int
+    prime_ids: tuple[int, ...]
+    chunk_tokens: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """One model with its memory."""
+
+    model: Model
+    memory: DeviceMemory
+    pages: PageAllocator
+    slots: SlotAllocator
+    store: StateStore
+    profile: CaptureProfile
+
+    @classmethod
+    def create(cls, model: Model, memory: DeviceMemory, profile: CaptureProfile, state_bytes: int) -> "EngineContext":
+        """Allocators over a loaded model's memory; `state_bytes` bounds the planes of stored states."""
+        pages = PageAllocator(memory.num_pages, memory.page_size)
+        store = StateStore(pages, state_bytes, memory.bytes_per_token * memory.page_size)
+        return cls(model, memory, pages, SlotAllocator(memory.num_slots), store, profile)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self.memory.device
+
+    def integers(self, values: list[int] | tuple[int, ...] | range) -> torch.Tensor:
+        """An int64 tensor on the device."""
+        return torch.tensor(list(values), dtype=torch.int64, device=self.device)

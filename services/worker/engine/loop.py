@@ -1,0 +1,195 @@
+"""The engine's loop. Everything here runs on the one thread that owns the device."""
+
+import time
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import torch
+
+from services.worker.engine.admission import ResolvedPrompt, check_size, resolve
+from services.worker.engine.capture_queue import CaptureQueue
+from services.worker.engine.combine import CombinePass
+from services.worker.engine.context import EngineContext
+from services.worker.engine.decode import RunningRequest, decode_step
+from services.worker.engine.limits import EngineLimits
+from services.worker.engine.pages import NoRoomError
+from services.worker.engine.requests import (
+    CaptureJob,
+    EngineError,
+    EngineFullError,
+    FailedEvent,
+    GenerateRequest,
+    PrefilledEvent,
+    StoredSnapshot,
+)
+from services.worker.engine.sampling import Sampler
+
+__all__ = ["Engine"]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: GenerateRequest
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class _Combining:
+    waiting: _Waiting
+    resolved: ResolvedPrompt
+    combine: CombinePass
+    steps: Generator[None, None, torch.Tensor]
+    admitted_at: float = field(default_factory=time.monotonic)
+
+
+class Engine:
+    """Schedules captures, combines and decoding on one model.
+
+    `step` does a bounded piece of work: admit; one decode step; as many layers of waiting passes as the token budget allows.
+    Not safe for threads: every call comes from the thread that owns the device.
+    """
+
+    def __init__(self, context: EngineContext, limits: EngineLimits) -> None:
+        self.context = context
+        self.limits = limits
+        self._waiting: deque[_Waiting] = deque()
+        self._combining: deque[_Combining] = deque()
+        self._running: list[RunningRequest] = []
+        with torch.inference_mode():
+            self._captures = CaptureQueue(context, limits.capture_tokens)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for room."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that combine or decode."""
+        return len(self._combining) + len(self._running)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do."""
+        return not (self._waiting or self._combining or self._running or self._captures.has_work)
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Put a request in the line.
+
+        Raises:
+            PromptTooLargeError: it can never be served.
+            EngineFullError: the line is full.
+        """
+        check_size(self.context, self.limits, request)
+        if len(self._waiting) >= self.limits.max_waiting:
+            raise EngineFullError(f"{self.limits.max_waiting} requests are waiting already; try again later")
+        self._waiting.append(_Waiting(request))
+
+    def submit_capture(self, job: CaptureJob) -> None:
+        """Put segments in the line; background jobs run when nothing else is left."""
+        self._captures.submit(job)
+
+    def cancel(self, request_id: str) -> None:
+        """Stop whatever runs under an id and free it at once; no event follows. Unknown ids are ignored."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id != request_id)
+        for combining in [one for one in self._combining if one.waiting.request.request_id == request_id]:
+            self._combining.remove(combining)
+            combining.combine.prompt.release(self.context)
+        for running in self._running:
+            if running.request.request_id == request_id:
+                running.finished = True
+        self._retire()
+        self._captures.cancel(request_id)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One round."""
+        self._admit()
+        if self._running:
+            decode_step(self.context, self._running)
+            self._retire()
+        self._advance()
+
+    def check_integrity(self) -> None:
+        """Pages, slots and bytes add up.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        prompts = [one.prompt for one in self._running] + [one.combine.prompt for one in self._combining]
+        holdings = [pages for prompt in prompts for pages in (prompt.owned, prompt.shared)]
+        holdings += [state.pages for state in self.context.store]
+        holdings += self._captures.held_pages()
+        self.context.pages.check_integrity(holdings)
+        self.context.store.check_integrity()
+        if len(prompts) + self.context.slots.num_free != self.context.slots.num_slots:
+            raise AssertionError(f"{len(prompts)} prompts hold slots, {self.context.slots.num_free} are free")
+
+    def _admit(self) -> None:
+        """First come, first served: what does not fit now waits at the head of the line."""
+        while self._waiting and self.num_running < self.limits.max_running:
+            resolved = resolve(self.context, self._waiting[0].request)
+            try:
+                combine = CombinePass(self.context, resolved.plan)
+            except NoRoomError:
+                return
+            self._combining.append(_Combining(self._waiting.popleft(), resolved, combine, combine.run()))
+
+    def _advance(self) -> None:
+        """Layers of passes until the budget of tokens times layers is spent; without decoding nothing waits for it."""
+        budget = self.limits.layer_tokens
+        while budget > 0 and (self._combining or self._captures.has_work):
+            if self._combining:
+                budget -= self._advance_combine(self._combining[0])
+            else:
+                budget -= self._captures.advance()
+
+    def _advance_combine(self, combining: _Combining) -> int:
+        try:
+            next(combining.steps)
+        except StopIteration as finished:
+            self._combining.popleft()
+            self._start_decoding(combining, finished.value)
+        except Exception as error:
+            self._combining.popleft()
+            combining.combine.prompt.release(self.context)
+            combining.waiting.request.sink(FailedEvent(EngineError(f"combine failed: {error}")))
+        return combining.resolved.plan.num_live
+
+    def _start_decoding(self, combining: _Combining, logits: torch.Tensor) -> None:
+        request = combining.waiting.request
+        running = RunningRequest(request, combining.combine.prompt, Sampler(request.sampling))
+        request.sink(
+            PrefilledEvent(
+                parts=combining.resolved.served,
+                queue_seconds=combining.admitted_at - combining.waiting.since,
+                combine_seconds=time.monotonic() - combining.admitted_at,
+                snapshots=self._store_snapshots(combining),
+            )
+        )
+        running.accept(logits)
+        self._running.append(running)
+        self._retire()
+
+    def _store_snapshots(self, combining: _Combining) -> tuple[StoredSnapshot, ...]:
+        stored = []
+        store = self.context.store
+        for order in combining.waiting.request.snapshots:
+            state = combining.combine.snapshots.pop(order.after_part - 1 - combining.resolved.first_part, None)
+            if state is None:
+                continue
+            try:
+                store.put(order.key, state)
+            except (NoRoomError, ValueError):
+                self.context.pages.release(state.pages)
+            else:
+                stored.append(StoredSnapshot(order.key, store.size_bytes(state)))
+        for state in combining.combine.snapshots.values():
+            self.context.pages.release(state.pages)
+        return tuple(stored)
+
+    def _retire(self) -> None:
+        for running in [one for one in self._running if one.finished]:
+            self._running.remove(running)
+            running.prompt.release(self.context)

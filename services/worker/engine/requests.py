@@ -1,0 +1,167 @@
+"""What the engine is asked to do, and what it says back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.worker.engine.sampling import SamplingOptions
+
+__all__ = [
+    "CaptureEvent",
+    "CaptureJob",
+    "CaptureSegment",
+    "EngineError",
+    "EngineFullError",
+    "FailedEvent",
+    "FinishReason",
+    "FinishedEvent",
+    "GenerateEvent",
+    "GenerateRequest",
+    "PrefilledEvent",
+    "PromptPart",
+    "PromptTooLargeError",
+    "ServedPart",
+    "Serving",
+    "SnapshotOrder",
+    "StoredSnapshot",
+    "TokenEvent",
+]
+
+
+class EngineError(Exception):
+    """The root of the engine's errors."""
+
+
+class EngineFullError(EngineError):
+    """The waiting line is full; try again later."""
+
+
+class PromptTooLargeError(EngineError):
+    """The prompt can never be served; the message names the limit."""
+
+
+class Serving(StrEnum):
+    """How a part is served: live in place, from a segment state, or covered by the prefix snapshot."""
+
+    LIVE = "live"
+    SEGMENT = "segment"
+    PREFIX = "prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """One part of a prompt; `key` names the stored state with SEGMENT."""
+
+    token_ids: tuple[int, ...]
+    serving: Serving = Serving.LIVE
+    key: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOrder:
+    """Store the exact state in front of part `after_part` under a key."""
+
+    key: bytes
+    after_part: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPart:
+    """What became of a part. reason: why a part that was to be reused was computed; tier: where its state lay."""
+
+    serving: Serving
+    live_tokens: int
+    reused_tokens: int
+    tier: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot that now stands in the store."""
+
+    key: bytes
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilledEvent:
+    """The prompt is combined; the first token follows."""
+
+    parts: tuple[ServedPart, ...]
+    queue_seconds: float
+    combine_seconds: float
+    snapshots: tuple[StoredSnapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token."""
+
+    token_id: int
+
+
+class FinishReason(StrEnum):
+    """Why generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEvent:
+    """The last event of a request that went well."""
+
+    reason: FinishReason
+    decode_seconds: float
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedEvent:
+    """The last event of a request that did not."""
+
+    error: EngineError
+
+
+GenerateEvent = PrefilledEvent | TokenEvent | FinishedEvent | FailedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Combine parts and decode. `sink` gets every event, on the engine's thread."""
+
+    request_id: str
+    parts: tuple[PromptPart, ...]
+    sampling: SamplingOptions
+    sink: Callable[[GenerateEvent], None]
+    prefix_key: bytes = b""
+    snapshots: tuple[SnapshotOrder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSegment:
+    """One segment to capture under a key."""
+
+    key: bytes
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureEvent:
+    """One segment's end. `reason` is empty when its state is stored."""
+
+    key: bytes
+    size_bytes: int
+    seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureJob:
+    """Capture segments, one after the other in the given order. `sink` gets one event each, on the engine's thread."""
+
+    request_id: str
+    segments: tuple[CaptureSegment, ...]
+    sink: Callable[[CaptureEvent], None]
+    background: bool = False

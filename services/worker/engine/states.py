@@ -1,0 +1,148 @@
+"""Stored states: segment states and prefix snapshots, and the worker's store of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from services.worker.engine.pages import NoRoomError, PageAllocator
+from services.worker.mixers.batch import LinearPlane, LinearSnapshot
+from services.worker.ops.paged_attention import PageRow
+
+__all__ = ["PrefixState", "SegmentState", "StateStore", "StoredState", "page_rows"]
+
+
+def page_rows(pages: Sequence[int], page_size: int, base: int, first: int, num_tokens: int) -> list[PageRow]:
+    """Rows of a run of tokens that fills pages from the start of the first one."""
+    return [
+        PageRow(page, base, first + offset, min(page_size, num_tokens - offset))
+        for page, offset in zip(pages, range(0, num_tokens, page_size), strict=False)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentState:
+    """One segment under one profile; immutable.
+
+    planes: one a linear layer; pages: keys and values of the body's tokens in every attention layer.
+    """
+
+    token_ids: tuple[int, ...]
+    seam_window: int
+    planes: tuple[LinearPlane, ...]
+    pages: tuple[int, ...]
+
+    @property
+    def body_tokens(self) -> int:
+        """Tokens after the seam window."""
+        return len(self.token_ids) - self.seam_window
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes outside the page pool."""
+        return sum(
+            tensor.nbytes
+            for plane in self.planes
+            for tensor in (plane.transition, plane.end_state, plane.tail, plane.decay)
+        )
+
+    def rows(self, start: int, page_size: int) -> list[PageRow]:
+        """The body's page-table rows when the segment begins at true position `start`."""
+        return page_rows(self.pages, page_size, start, start + self.seam_window, self.body_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixState:
+    """The exact state after the first tokens of a prompt; immutable. snapshots: one a linear layer."""
+
+    token_ids: tuple[int, ...]
+    snapshots: tuple[LinearSnapshot, ...]
+    rows: tuple[PageRow, ...]
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """Every page that the rows name."""
+        return tuple(row.page for row in self.rows)
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes outside the page pool."""
+        return sum(snapshot.state.nbytes + snapshot.tail.nbytes for snapshot in self.snapshots)
+
+
+StoredState = SegmentState | PrefixState
+
+
+class StateStore:
+    """States by key. Holds one reference to the pages of each; users of a state hold their own."""
+
+    def __init__(self, pages: PageAllocator, capacity_bytes: int, page_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._pages = pages
+        self._page_bytes = page_bytes
+        self._states: dict[bytes, StoredState] = {}
+        self._plane_bytes = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._states
+
+    def __iter__(self) -> Iterator[StoredState]:
+        return iter(self._states.values())
+
+    @property
+    def used_bytes(self) -> int:
+        """Everything held: planes, and whole pages (a page of two states counts for both)."""
+        return self._plane_bytes + sum(len(state.pages) for state in self) * self._page_bytes
+
+    def size_bytes(self, state: StoredState) -> int:
+        """What a state takes, pages whole."""
+        return state.plane_bytes + len(state.pages) * self._page_bytes
+
+    def put(self, key: bytes, state: StoredState) -> None:
+        """Store a state under a key that is not taken; its page references become the store's.
+
+        Raises:
+            NoRoomError: the planes do not fit; nothing changes.
+            ValueError: the key is taken: entries are written once.
+        """
+        if key in self._states:
+            raise ValueError("a state is stored under this key already")
+        if self._plane_bytes + state.plane_bytes > self.capacity_bytes:
+            raise NoRoomError(f"state store is full at {self.capacity_bytes} bytes")
+        self._states[key] = state
+        self._plane_bytes += state.plane_bytes
+
+    def get_segment(self, key: bytes, token_ids: Sequence[int]) -> SegmentState | None:
+        """The segment state under a key, if it was computed from just these tokens."""
+        state = self._states.get(key)
+        if isinstance(state, SegmentState) and state.token_ids == tuple(token_ids):
+            return state
+        return None
+
+    def get_prefix(self, key: bytes, token_ids: Sequence[int]) -> PrefixState | None:
+        """The snapshot under a key, if it was computed from just these tokens."""
+        state = self._states.get(key)
+        if isinstance(state, PrefixState) and state.token_ids == tuple(token_ids):
+            return state
+        return None
+
+    def get(self, key: bytes) -> StoredState | None:
+        """Whatever is stored under a key."""
+        return self._states.get(key)
+
+    def drop(self, key: bytes) -> bool:
+        """Forget a state; its memory goes with the last reference. Returns whether it was there."""
+        state = self._states.pop(key, None)
+        if state is None:
+            return False
+        self._plane_bytes -= state.plane_bytes
+        self._pages.release(state.pages)
+        return True
+
+    def check_integrity(self) -> None:
+        """The byte count is the sum of the states.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        held = sum(state.plane_bytes for state in self)
+        if held != self._plane_bytes:
+            raise AssertionError(f"{held} bytes of planes are held, {self._plane_bytes} are counted")
