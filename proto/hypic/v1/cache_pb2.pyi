@@ -159,11 +159,14 @@ class PlanRequest(_message.Message):
     PROFILE_DIGEST_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     profile_digest: _builtins.str
     lease_seconds: _builtins.float
     """How long the lease may live without a Renew."""
+    lease_id: _builtins.str
+    """Set to add entries to a lease of an earlier plan (a request that asks again for its pending parts)."""
     @_builtins.property
     def namespace(self) -> Global___Namespace: ...
     @_builtins.property
@@ -177,10 +180,11 @@ class PlanRequest(_message.Message):
         profile_digest: _builtins.str = ...,
         entries: _abc.Iterable[Global___PlanEntry] | None = ...,
         lease_seconds: _builtins.float = ...,
+        lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "lease_seconds", b"lease_seconds", "model", b"model", "namespace", b"namespace", "profile_digest", b"profile_digest", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "lease_id", b"lease_id", "lease_seconds", b"lease_seconds", "model", b"model", "namespace", b"namespace", "profile_digest", b"profile_digest", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

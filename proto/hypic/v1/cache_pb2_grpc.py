@@ -71,7 +71,7 @@ class CacheServiceServicer:
 
     def Plan(self, request, context):
         """One call a request: every reusable part at once. Creates a lease over all hits and a ticket for each
-        part that this request is to compute. Idempotent by request_id while the lease lives.
+        part that this request is to compute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

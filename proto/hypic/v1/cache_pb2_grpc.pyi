@@ -35,7 +35,7 @@ class CacheServiceStub:
     def __new__(cls, channel: _aio.Channel) -> CacheServiceAsyncStub: ...
     Plan: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PlanRequest, _cache_pb2.PlanResponse]
     """One call a request: every reusable part at once. Creates a lease over all hits and a ticket for each
-    part that this request is to compute. Idempotent by request_id while the lease lives.
+    part that this request is to compute.
     """
     Renew: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RenewRequest, _cache_pb2.RenewResponse]
     """Extends a lease, and with it the tickets that the same plan created."""
@@ -53,7 +53,7 @@ class CacheServiceAsyncStub(CacheServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Plan: _aio.UnaryUnaryMultiCallable[_cache_pb2.PlanRequest, _cache_pb2.PlanResponse]  # type: ignore[assignment]
     """One call a request: every reusable part at once. Creates a lease over all hits and a ticket for each
-    part that this request is to compute. Idempotent by request_id while the lease lives.
+    part that this request is to compute.
     """
     Renew: _aio.UnaryUnaryMultiCallable[_cache_pb2.RenewRequest, _cache_pb2.RenewResponse]  # type: ignore[assignment]
     """Extends a lease, and with it the tickets that the same plan created."""
@@ -74,7 +74,7 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.PlanResponse, _abc.Awaitable[_cache_pb2.PlanResponse]]:
         """One call a request: every reusable part at once. Creates a lease over all hits and a ticket for each
-        part that this request is to compute. Idempotent by request_id while the lease lives.
+        part that this request is to compute.
         """
 
     @_abc_1.abstractmethod

@@ -246,7 +246,10 @@ class CaptureRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    background: _builtins.bool
+    """Nobody waits for it: runs when nothing else is left to do."""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___CaptureSegment]: ...
     def __init__(
@@ -254,10 +257,11 @@ class CaptureRequest(_message.Message):
         *,
         request_id: _builtins.str = ...,
         segments: _abc.Iterable[Global___CaptureSegment] | None = ...,
+        background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["background", b"background", "request_id", b"request_id", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
