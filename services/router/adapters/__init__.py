@@ -1,0 +1,1 @@
+"""How the router speaks to the outside: HTTP, gRPC, tokenizer and template libraries."""

@@ -1,0 +1,52 @@
+"""Reading a request's body within its limit."""
+
+import json
+from typing import NoReturn
+
+from starlette.requests import Request
+
+from services.router.adapters.http_errors import HttpError
+from services.router.domain.request import PromptError
+
+__all__ = ["read_json"]
+
+
+async def read_json(request: Request, max_bytes: int) -> object:
+    """The body as JSON.
+
+    Raises:
+        HttpError: it is larger than the limit (413).
+        PromptError: it is no JSON.
+    """
+    body = await _read(request, max_bytes)
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"the body is not valid JSON: {error}", param="body", code="invalid_json") from error
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        _refuse_size(max_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            _refuse_size(max_bytes)
+    return bytes(body)
+
+
+def _refuse_size(max_bytes: int) -> NoReturn:
+    raise HttpError(
+        413,
+        "invalid_request_error",
+        f"the body is larger than {max_bytes} bytes",
+        "request_too_large",
+        "body",
+        {"x-should-retry": "false", "connection": "close"},
+    )
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,206 @@
+"""The REST surface."""
+
+import hmac
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from services.common.errors import HypicError, UnavailableError
+from services.common.telemetry import current_request_id, get_logger
+from services.router.adapters.body import read_json
+from services.router.adapters.http_errors import HttpError, http_error
+from services.router.adapters.metrics import Generator, RouterMetrics
+from services.router.adapters.middleware import RequestIds, install_error_handlers
+from services.router.adapters.parse import ParsedRequest, RequestParser
+from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead
+from services.router.adapters.streaming import DONE, EventStream, server_sent_event, until_disconnect
+from services.router.domain.request import PromptError
+from services.router.reply import Delta, Done, ReplyEvent
+from services.router.served_model import Models
+
+__all__ = ["Draining", "HttpPolicy", "HttpSurface", "create_http_app"]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPolicy:
+    """`api_key` is empty when none is required."""
+
+    api_key: str
+    max_body_bytes: int
+
+
+class Draining:
+    """Set once the process is to end: readiness goes first."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+
+class HttpSurface:
+    """The endpoints."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        models: Models,
+        parser: RequestParser,
+        metrics: RouterMetrics,
+        draining: Draining,
+        policy: HttpPolicy,
+    ) -> None:
+        self._generator = generator
+        self._models = models
+        self._parser = parser
+        self._metrics = metrics
+        self._draining = draining
+        self._policy = policy
+
+    async def chat_completions(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        parsed = await self._parse(request, self._parser.parse_chat)
+        return await self._reply(request, parsed, ChatFormat(_head("chatcmpl", parsed), parsed))
+
+    async def completions(self, request: Request) -> Response:
+        """`POST /v1/completions`."""
+        parsed = await self._parse(request, self._parser.parse_completion)
+        return await self._reply(request, parsed, CompletionFormat(_head("cmpl", parsed), parsed))
+
+    async def list_models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        self._authorize(request)
+        model = self._models.require()
+        row = {
+            "id": model.info.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "hypic",
+            "max_model_len": model.info.context_length,
+        }
+        return JSONResponse({"object": "list", "data": [row]})
+
+    async def live(self) -> Response:
+        """`GET /health/live`: the loop runs."""
+        return JSONResponse({"status": "live"})
+
+    async def ready(self) -> Response:
+        """`GET /health/ready`: a worker is described, its template is checked, and the process is not ending."""
+        try:
+            if self._draining.is_set:
+                raise UnavailableError("the router is shutting down")
+            model = self._models.require()
+        except UnavailableError as error:
+            return JSONResponse({"status": "not ready", "reason": str(error)}, 503)
+        return JSONResponse({"status": "ready", "model": model.info.name})
+
+    async def metrics(self) -> Response:
+        """`GET /metrics`."""
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def _parse(self, request: Request, parse: Callable[[object], ParsedRequest]) -> ParsedRequest:
+        try:
+            self._authorize(request)
+            return parse(await read_json(request, self._policy.max_body_bytes))
+        except (HttpError, PromptError) as error:
+            self._metrics.count_error(error)
+            raise
+
+    def _authorize(self, request: Request) -> None:
+        key = self._policy.api_key
+        given = request.headers.get("authorization", "")
+        if key and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            raise HttpError(
+                401,
+                "invalid_request_error",
+                "an API key is required: Authorization: Bearer …",
+                "invalid_api_key",
+                None,
+                {"www-authenticate": "Bearer", "x-should-retry": "false"},
+            )
+
+    async def _reply(self, request: Request, parsed: ParsedRequest, form: ReplyFormat) -> Response:
+        events = self._generator.generate(parsed.request)
+        headers = _ignored_header(parsed)
+        if not parsed.is_stream:
+            return JSONResponse(await until_disconnect(request, _collect(events, form)), headers=headers)
+        # The status line waits for the first event, so that a refusal is a status and not an event.
+        first = await until_disconnect(request, _first(events))
+        return EventStream(_write_events(first, events, form), headers)
+
+
+async def _first(events: AsyncGenerator[ReplyEvent]) -> ReplyEvent:
+    try:
+        return await anext(events)
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+async def _collect(events: AsyncGenerator[ReplyEvent], form: ReplyFormat) -> dict[str, object]:
+    texts: list[str] = []
+    done: Done | None = None
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Delta):
+                texts.append(event.text)
+            elif isinstance(event, Done):
+                done = event
+    if done is None:
+        raise HypicError("the reply ended without a finish")
+    return form.whole("".join(texts), done)
+
+
+async def _write_events(
+    first: ReplyEvent, events: AsyncGenerator[ReplyEvent], form: ReplyFormat
+) -> AsyncGenerator[bytes]:
+    async with aclosing(events):
+        try:
+            for chunk in form.opening():
+                yield server_sent_event(chunk)
+            for chunk in _chunks(first, form):
+                yield server_sent_event(chunk)
+            async for event in events:
+                for chunk in _chunks(event, form):
+                    yield server_sent_event(chunk)
+        except Exception as error:
+            get_logger().exception("stream_failed")
+            yield server_sent_event(http_error(error).envelope())
+        yield DONE
+
+
+def _chunks(event: ReplyEvent, form: ReplyFormat) -> list[dict[str, object]]:
+    if isinstance(event, Delta):
+        return [form.delta(event.text)]
+    return list(form.closing(event)) if isinstance(event, Done) else []
+
+
+def _head(prefix: str, parsed: ParsedRequest) -> ReplyHead:
+    return ReplyHead(f"{prefix}-{current_request_id()}", int(time.time()), parsed.request.model)
+
+
+def _ignored_header(parsed: ParsedRequest) -> Mapping[str, str]:
+    if not parsed.ignored_fields:
+        return {}
+    names = ",".join(name for name in parsed.ignored_fields if name.isascii() and name.isidentifier())
+    get_logger().info("fields_ignored", fields=names)
+    return {"x-hypic-ignored-fields": names[:1024]}
+
+
+def create_http_app(surface: HttpSurface, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """The ASGI application."""
+    app = FastAPI(title="hypic router", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    routes = APIRouter()
+    routes.add_api_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])
+    routes.add_api_route("/v1/completions", surface.completions, methods=["POST"])
+    routes.add_api_route("/v1/models", surface.list_models, methods=["GET"])
+    routes.add_api_route("/health/live", surface.live, methods=["GET"])
+    routes.add_api_route("/health/ready", surface.ready, methods=["GET"])
+    routes.add_api_route("/metrics", surface.metrics, methods=["GET"])
+    app.include_router(routes)
+    install_error_handlers(app)
+    app.add_middleware(RequestIds)
+    return app

@@ -1,0 +1,68 @@
+"""The one mapping of errors to OpenAI's envelope."""
+
+from collections.abc import Mapping
+
+from services.common.errors import (
+    DeadlineError,
+    HypicError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+from services.router.domain.request import PromptError
+
+__all__ = ["HttpError", "http_error"]
+
+
+class HttpError(Exception):
+    """An error as the client sees it; `kind` is OpenAI's `type`."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def envelope(self) -> dict[str, dict[str, str | None]]:
+        """The body, and the payload of an error event inside a stream."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+# The client retries these; whatever else it sends would fail again.
+_RETRY = {"retry-after": "1"}
+_DO_NOT_RETRY = {"x-should-retry": "false"}
+
+
+def http_error(error: Exception) -> HttpError:
+    """What the client is told about this error; faults of ours reveal nothing."""
+    message = str(error)
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, PromptError):
+        status = 404 if error.code == "model_not_found" else 400
+        return HttpError(status, "invalid_request_error", message, error.code, error.param, _DO_NOT_RETRY)
+    if isinstance(error, InvalidRequestError):
+        return HttpError(400, "invalid_request_error", message, "invalid_request", None, _DO_NOT_RETRY)
+    if isinstance(error, NotFoundError):
+        return HttpError(404, "invalid_request_error", message, "not_found", None, _DO_NOT_RETRY)
+    if isinstance(error, OverloadedError):
+        return HttpError(429, "rate_limit_error", message, "overloaded", None, _RETRY)
+    if isinstance(error, UnavailableError):
+        return HttpError(503, "server_error", message, "unavailable", None, _RETRY)
+    if isinstance(error, DeadlineError):
+        return HttpError(504, "server_error", message, "deadline_exceeded", None, _DO_NOT_RETRY)
+    if isinstance(error, HypicError):
+        return HttpError(500, "server_error", message, "internal_error", None, _DO_NOT_RETRY)
+    return HttpError(500, "server_error", "an internal error occurred", "internal_error", None, _DO_NOT_RETRY)

@@ -1,0 +1,178 @@
+"""Protobuf messages to domain types and back."""
+
+from hypic.v1 import cache_pb2, worker_pb2
+
+from services.router.domain.model import ModelInfo, Profile
+from services.router.domain.plan import CacheEntry, EntryKind, Outcome, Served, Ticket
+from services.router.domain.ports import (
+    CaptureBatch,
+    CaptureResult,
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    GenerateOrder,
+    PartServing,
+    PlanAnswer,
+    PlanQuery,
+    Prefilled,
+    ServedPart,
+    Tokens,
+)
+from services.router.domain.request import Sampling
+
+__all__ = [
+    "capture_request",
+    "capture_result",
+    "generate_event",
+    "generate_request",
+    "model_info",
+    "plan_answer",
+    "plan_request",
+]
+
+_ENTRY_KINDS = {EntryKind.SEGMENT: cache_pb2.ENTRY_KIND_SEGMENT, EntryKind.PREFIX: cache_pb2.ENTRY_KIND_PREFIX}
+_OUTCOMES = {
+    cache_pb2.PLAN_OUTCOME_HIT: Served.HIT,
+    cache_pb2.PLAN_OUTCOME_COLD: Served.COLD,
+    cache_pb2.PLAN_OUTCOME_PENDING: Served.PENDING,
+}
+_SERVINGS = {
+    PartServing.LIVE: worker_pb2.PART_SERVING_LIVE,
+    PartServing.SEGMENT: worker_pb2.PART_SERVING_SEGMENT,
+    PartServing.PREFIX: worker_pb2.PART_SERVING_PREFIX,
+}
+_SERVING_NAMES = {value: name for name, value in _SERVINGS.items()}
+_FINISH_REASONS = {
+    worker_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    worker_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+def plan_request(query: PlanQuery) -> cache_pb2.PlanRequest:
+    """The message of a plan query."""
+    return cache_pb2.PlanRequest(
+        request_id=query.request_id,
+        namespace=cache_pb2.Namespace(tenant=query.namespace.tenant, salt=query.namespace.salt),
+        model=query.model,
+        profile_digest=query.profile_digest,
+        entries=[_plan_entry(entry) for entry in query.entries],
+        lease_seconds=query.lease_seconds,
+        lease_id=query.lease_id,
+    )
+
+
+def _plan_entry(entry: CacheEntry) -> cache_pb2.PlanEntry:
+    return cache_pb2.PlanEntry(
+        kind=_ENTRY_KINDS[entry.kind],
+        content_hash=entry.content_hash,
+        num_tokens=entry.num_tokens,
+        document_id=entry.document_id,
+    )
+
+
+def plan_answer(response: cache_pb2.PlanResponse) -> PlanAnswer:
+    """The directory's answer. Raises KeyError on an outcome that this version does not know."""
+    return PlanAnswer(response.lease_id, tuple(_outcome(entry) for entry in response.entries))
+
+
+def _outcome(entry: cache_pb2.PlannedEntry) -> Outcome:
+    return Outcome(
+        served=_OUTCOMES[entry.outcome],
+        key=entry.key,
+        tier=entry.holders[0].tier if entry.holders else "",
+        ticket=Ticket(entry.ticket.ticket_id, entry.ticket.fence) if entry.HasField("ticket") else None,
+        owner_seconds=entry.owner_expires_in_seconds,
+    )
+
+
+def model_info(info: worker_pb2.WorkerInfo) -> ModelInfo:
+    """A worker's description."""
+    return ModelInfo(
+        worker_id=info.worker_id,
+        name=info.model_name,
+        revision=info.model_revision,
+        profile=Profile(
+            digest=info.profile.digest,
+            seam_window=info.profile.seam_window,
+            min_body=info.profile.min_body,
+            document_open=info.profile.document_open,
+            document_close=info.profile.document_close,
+        ),
+        chat_template=info.chat_template,
+        context_length=info.context_length,
+        stop_token_ids=tuple(info.stop_token_ids),
+        bos_token=info.bos_token,
+        eos_token=info.eos_token,
+    )
+
+
+def capture_request(request_id: str, batch: CaptureBatch) -> worker_pb2.CaptureRequest:
+    """The message that orders captures."""
+    return worker_pb2.CaptureRequest(
+        request_id=request_id,
+        background=batch.is_background,
+        segments=[
+            worker_pb2.CaptureSegment(key=order.key, token_ids=order.token_ids, ticket=_ticket_ref(order.ticket))
+            for order in batch.orders
+        ],
+    )
+
+
+def capture_result(event: worker_pb2.CaptureEvent) -> CaptureResult:
+    """How one capture ended."""
+    return CaptureResult(event.key, event.outcome == worker_pb2.CAPTURE_OUTCOME_STORED, event.reason)
+
+
+def _ticket_ref(ticket: Ticket) -> worker_pb2.TicketRef:
+    return worker_pb2.TicketRef(ticket_id=ticket.ticket_id, fence=ticket.fence)
+
+
+def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
+    """The message that orders a reply."""
+    return worker_pb2.GenerateRequest(
+        request_id=order.request_id,
+        lease_id=order.lease_id,
+        parts=[
+            worker_pb2.PromptPart(token_ids=part.token_ids, serving=_SERVINGS[part.serving], key=part.key)
+            for part in order.parts
+        ],
+        sampling=_sampling(order.sampling, order.stop_token_ids),
+        prefix_key=order.prefix_key,
+        snapshots=[
+            worker_pb2.SnapshotRequest(key=each.key, after_part=each.after_part, ticket=_ticket_ref(each.ticket))
+            for each in order.snapshots
+        ],
+    )
+
+
+def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...]) -> worker_pb2.Sampling:
+    return worker_pb2.Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens or 0,
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def generate_event(event: worker_pb2.GenerateEvent) -> GenerateEvent:
+    """One event of a reply. Raises KeyError on a value that this version does not know."""
+    kind = event.WhichOneof("event")
+    if kind == "prefilled":
+        parts = tuple(_served_part(part) for part in event.prefilled.parts)
+        return Prefilled(parts, event.prefilled.queue_seconds, event.prefilled.combine_seconds)
+    if kind == "tokens":
+        return Tokens(tuple(event.tokens.token_ids))
+    finished = event.finished
+    return Finished(_FINISH_REASONS[finished.reason], finished.decode_seconds, finished.generated_tokens)
+
+
+def _served_part(part: worker_pb2.ServedPart) -> ServedPart:
+    return ServedPart(
+        serving=_SERVING_NAMES[part.serving],
+        live_tokens=part.live_tokens,
+        reused_tokens=part.reused_tokens,
+        tier=part.tier,
+        reason=part.reason,
+    )

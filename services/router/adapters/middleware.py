@@ -1,0 +1,83 @@
+"""What surrounds every endpoint: request ids and OpenAI's error envelope."""
+
+import string
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.common.errors import HypicError
+from services.common.telemetry import get_logger, new_request_id, set_request_id
+from services.router.adapters.http_errors import HttpError, http_error
+from services.router.adapters.streaming import ClientGoneError
+from services.router.domain.request import PromptError
+
+__all__ = ["RequestIds", "install_error_handlers"]
+
+_MAX_REQUEST_ID = 128
+_PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
+# nginx's word for a client that closed the connection; nobody receives it, logs show it.
+_CLIENT_CLOSED_REQUEST = 499
+
+
+class RequestIds:
+    """Takes `x-request-id` from the client, or makes one, binds it to the task, and sends it back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _is_valid(given) else new_request_id()
+        set_request_id(request_id)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _is_valid(request_id: str) -> bool:
+    return 0 < len(request_id) <= _MAX_REQUEST_ID and _PRINTABLE.issuperset(request_id)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Every error leaves as OpenAI's envelope."""
+    for kind in (HypicError, PromptError, HttpError):
+        app.add_exception_handler(kind, _handle)
+    app.add_exception_handler(Exception, _handle)
+    app.add_exception_handler(HTTPException, _handle_framework)
+    app.add_exception_handler(ClientGoneError, _handle_gone)
+    app.add_exception_handler(ClientDisconnect, _handle_gone)
+
+
+async def _handle(_request: Request, error: Exception) -> Response:
+    seen = http_error(error)
+    if seen.status >= 500:
+        get_logger().error("request_failed", status=seen.status, error=repr(error))
+    return JSONResponse(seen.envelope(), seen.status, seen.headers)
+
+
+async def _handle_framework(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    headers = {**(error.headers or {}), "x-should-retry": "false"}
+    seen = HttpError(
+        error.status_code, "invalid_request_error", str(error.detail), codes.get(error.status_code), None, headers
+    )
+    return JSONResponse(seen.envelope(), seen.status, seen.headers)
+
+
+async def _handle_gone(_request: Request, _error: Exception) -> Response:
+    get_logger().info("client_gone")
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)

@@ -1,0 +1,196 @@
+"""From a client's JSON to a request of the domain."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.router.adapters.documents import (
+    LocatedDocument,
+    read_document,
+    read_document_part,
+    refuse_conflicts,
+)
+from services.router.adapters.fields import read, read_object
+from services.router.adapters.schema import (
+    UNSUPPORTED,
+    ChatBody,
+    CompletionBody,
+    MessageBody,
+    SharedBody,
+    StopList,
+    StopText,
+    TextPart,
+)
+from services.router.domain.request import (
+    ChatPrompt,
+    Cold,
+    Content,
+    GenerationRequest,
+    Message,
+    Namespace,
+    PromptError,
+    Reuse,
+    ReuseOptions,
+    Role,
+    Sampling,
+    Text,
+    TextPrompt,
+)
+
+__all__ = ["ParsedRequest", "RequestParser"]
+
+_ROLES = {
+    "system": Role.SYSTEM,
+    # OpenAI's newer name of the same speaker.
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+}
+# OpenAI's own default of `/v1/completions`.
+_COMPLETION_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A request, and how its reply is to be written; `ignored_fields` are names that were not understood."""
+
+    request: GenerationRequest
+    is_stream: bool
+    include_usage: bool
+    ignored_fields: tuple[str, ...]
+
+
+class RequestParser:
+    """Reads bodies for one tenant; `completions_separator` is empty when it is off."""
+
+    def __init__(self, tenant: str, completions_separator: str) -> None:
+        self._tenant = tenant
+        self._separator = completions_separator
+
+    def parse_chat(self, body: object) -> ParsedRequest:
+        """A body of `/v1/chat/completions`.
+
+        Raises:
+            PromptError: it is malformed or asks for what cannot be honoured; names the field.
+        """
+        raw = read_object(body, "")
+        chat = read(ChatBody, raw, "")
+        _refuse_unsupported(raw)
+        documents = [_document(each, f"documents[{i}]") for i, each in enumerate(chat.documents or [])]
+        located = list(documents)
+        messages = tuple(_message(each, f"messages[{i}]", located) for i, each in enumerate(chat.messages))
+        refuse_conflicts(located)
+        prompt = ChatPrompt(messages, tuple(each.document for each in documents))
+        return self._parsed(chat, prompt, chat.max_completion_tokens or chat.max_tokens)
+
+    def parse_completion(self, body: object) -> ParsedRequest:
+        """A body of `/v1/completions`.
+
+        Raises:
+            PromptError: it is malformed or asks for what cannot be honoured; names the field.
+        """
+        raw = read_object(body, "")
+        completion = read(CompletionBody, raw, "")
+        _refuse_unsupported(raw)
+        text = _prompt_text(completion.prompt)
+        pieces = text.split(self._separator) if self._separator else [text]
+        return self._parsed(completion, TextPrompt(tuple(pieces)), completion.max_tokens or _COMPLETION_MAX_TOKENS)
+
+    def _parsed(self, body: SharedBody, prompt: ChatPrompt | TextPrompt, max_tokens: int | None) -> ParsedRequest:
+        options = body.hypic.model_dump() if body.hypic else {}
+        request = GenerationRequest(
+            model=body.model,
+            prompt=prompt,
+            sampling=_sampling(body, max_tokens),
+            stop=_stops(body.stop),
+            options=ReuseOptions(
+                Reuse(options.get("reuse", Reuse.COMPOSE)),
+                Cold(options.get("cold", Cold.PARALLEL)),
+                options.get("explain", False),
+            ),
+            namespace=Namespace(self._tenant, body.cache_salt or ""),
+        )
+        if body.stream_options and not body.stream:
+            raise PromptError("stream_options needs stream: true", param="stream_options")
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        ignored = tuple(sorted(set(body.model_extra or {}) - set(UNSUPPORTED)))
+        return ParsedRequest(request, bool(body.stream), include_usage, ignored)
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for name, harmless in UNSUPPORTED.items():
+        value = body.get(name)
+        if value is not None and not any(value == each and _is_bool(value) == _is_bool(each) for each in harmless):
+            raise PromptError(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _document(value: object, path: str) -> LocatedDocument:
+    return LocatedDocument(path, read_document(value, path))
+
+
+def _sampling(body: SharedBody, max_tokens: int | None) -> Sampling:
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        seed=None if body.seed is None else body.seed % 2**64,
+        max_tokens=max_tokens,
+    )
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, list):
+        return tuple(read(StopList, {"stop": value}, "").stop)
+    return (read(StopText, {"stop": value}, "").stop,)
+
+
+def _message(value: object, path: str, located: list[LocatedDocument]) -> Message:
+    message = read(MessageBody, value, path)
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise PromptError(
+            f"{path}.role must be one of {', '.join(_ROLES)}; tools are not supported", param=f"{path}.role"
+        )
+    for name in ("tool_calls", "function_call"):
+        if getattr(message, name):
+            raise PromptError(f"{path}.{name} is not supported", param=f"{path}.{name}", code="unsupported_parameter")
+    return Message(role, tuple(_content(message.content, f"{path}.content", role, located)))
+
+
+def _content(value: object, path: str, role: Role, located: list[LocatedDocument]) -> Sequence[Content]:
+    if isinstance(value, str):
+        return [Text(read(TextPart, {"text": value}, path.removesuffix(".content")).text)]
+    if value is None and role is Role.ASSISTANT:
+        return [Text("")]
+    if not isinstance(value, list) or not value:
+        raise PromptError(f"{path} must be a string or a list of parts", param=path, code="invalid_type")
+    return [_content_part(part, f"{path}[{index}]", located) for index, part in enumerate(value)]
+
+
+def _content_part(value: object, path: str, located: list[LocatedDocument]) -> Content:
+    kind = read_object(value, path).get("type")
+    if kind == "text":
+        part = read(TextPart, value, path)
+        return Text(part.text, bool(part.hypic and part.hypic.segment))
+    if kind == "document":
+        document = read_document_part(value, path)
+        located.append(LocatedDocument(path, document))
+        return document
+    raise PromptError(f"{path}.type must be 'text' or 'document'", param=f"{path}.type", code="unsupported_content")
+
+
+def _prompt_text(value: object) -> str:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        value = value[0]
+    if not isinstance(value, str):
+        raise PromptError("prompt must be one string; token ids and several prompts are not supported", param="prompt")
+    text = read(TextPart, {"text": value}, "prompt").text
+    if not text:
+        raise PromptError("prompt must not be empty", param="prompt")
+    return text

@@ -1,0 +1,193 @@
+"""The JSON that clients send: strict pydantic models, one a shape.
+
+Fields that hold a choice of shapes (`messages`, `content`, `documents`) stay raw here and are read one by one in
+`parse`, so that an error names its exact path.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "UNSUPPORTED",
+    "AnthropicSource",
+    "ChatBody",
+    "CohereData",
+    "CohereDocument",
+    "CompletionBody",
+    "DocumentFields",
+    "DocumentPart",
+    "HypicOptions",
+    "MessageBody",
+    "PartOptions",
+    "SharedBody",
+    "StopList",
+    "StopText",
+    "TextPart",
+]
+
+# Parameters of OpenAI's and vLLM's API that would change the reply and cannot be honoured, with the values that
+# ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class HypicOptions(_Closed):
+    """Our own options."""
+
+    reuse: Literal["exact", "compose", "off"] = "compose"
+    cold: Literal["parallel", "live"] = "parallel"
+    explain: bool = False
+
+
+class PartOptions(_Closed):
+    """`hypic` inside a content part."""
+
+    segment: bool = False
+
+
+class StreamOptions(_Strict):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool = False
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class SharedBody(BaseModel):
+    """What both endpoints accept; unknown fields are kept, to be named in a response header."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    stop: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    user: str | None = None
+    hypic: HypicOptions | None = None
+
+
+class ChatBody(SharedBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Any], Field(min_length=1)]
+    documents: list[Any] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+
+
+class CompletionBody(SharedBody):
+    """`POST /v1/completions`."""
+
+    prompt: Any
+
+
+class StopList(_Strict):
+    """The list form of `stop`."""
+
+    stop: Annotated[list[Stop], Field(max_length=4)]
+
+
+class StopText(_Strict):
+    """The string form of `stop`."""
+
+    stop: Stop
+
+
+class MessageBody(_Strict):
+    """One message."""
+
+    role: str
+    content: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class TextPart(_Strict):
+    """A content part of type `text`."""
+
+    text: str
+    hypic: PartOptions | None = None
+
+
+class DocumentFields(_Strict):
+    """A document in plain form."""
+
+    text: str
+    title: str | None = None
+    id: str | None = None
+
+
+class CohereData(_Strict):
+    """The `data` of a document in Cohere's form."""
+
+    text: str | None = None
+    snippet: str | None = None
+    title: str | None = None
+
+
+class CohereDocument(_Strict):
+    """A document in Cohere's form; `data` is text or a `CohereData`."""
+
+    data: Any
+    id: str | None = None
+
+
+class AnthropicSource(_Strict):
+    """The `source` of a document in Anthropic's form."""
+
+    type: Literal["text"]
+    data: str
+
+
+class DocumentPart(_Strict):
+    """A content part of type `document`: one of three forms, with the outer title and id as defaults."""
+
+    document: Any = None
+    source: Any = None
+    text: str | None = None
+    title: str | None = None
+    id: str | None = None

@@ -1,0 +1,156 @@
+"""The life of a request."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from services.common.errors import InternalError, UnavailableError
+from services.common.telemetry import get_logger, new_request_id
+from services.router.deadline import Deadline
+from services.router.domain.parts import Prompt
+from services.router.domain.plan import PartPlan, Served
+from services.router.domain.ports import GenerateOrder, PartOrder, PartServing
+from services.router.domain.request import ChatPrompt, GenerationRequest, PromptError, TextPrompt
+from services.router.reply import Done, PlanningSeconds, Reply, ReplyEvent, Started
+from services.router.reuse import ReuseServices, ReuseSession, ReuseSubject
+from services.router.served_model import Models, ServedModel
+
+__all__ = ["Router", "RouterLimits"]
+
+# Tokenizing this many characters takes about a millisecond; longer texts leave the event loop free.
+_INLINE_CHARACTERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLimits:
+    """Seconds that a request may take, and that it waits for a worker that went away; tokens of an unbounded reply."""
+
+    request_timeout_seconds: float
+    worker_wait_seconds: float
+    default_max_tokens: int
+
+
+class Router:
+    """Answers requests with one worker and one cache service."""
+
+    def __init__(self, models: Models, services: ReuseServices, limits: RouterLimits) -> None:
+        self._models = models
+        self._services = services
+        self._limits = limits
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
+        """The reply as it comes; one second attempt when the worker goes away before the first token.
+
+        Raises:
+            PromptError: the request can never be served.
+            HypicError: a service that is needed failed, or the time ran out.
+        """
+        deadline = Deadline.after(self._limits.request_timeout_seconds)
+        arrival = time.monotonic()
+        has_started = False
+        try:
+            model = self._require(request.model, self._models.require())
+            async with aclosing(self._answer(request, model, deadline, arrival)) as events:
+                async for event in events:
+                    has_started = True
+                    yield event
+            return
+        except UnavailableError as error:
+            if has_started:
+                raise
+            get_logger().warning("worker_lost_before_first_token", error=str(error))
+        back = await self._models.wait_back(min(self._limits.worker_wait_seconds, deadline.remaining()))
+        model = self._require(request.model, back)
+        async with aclosing(self._answer(request, model, deadline, arrival)) as events:
+            async for event in events:
+                yield event
+
+    async def _answer(
+        self, request: GenerationRequest, model: ServedModel, deadline: Deadline, arrival: float
+    ) -> AsyncGenerator[ReplyEvent]:
+        prompt = await _assemble(model, request.prompt)
+        request = self._fit_context(request, prompt, model)
+        subject = ReuseSubject(new_request_id(), prompt, model.info, request.options, request.namespace)
+        async with ReuseSession(self._services, subject, deadline) as session:
+            plan = await session.settle()
+            planning = PlanningSeconds(session.plan_seconds, session.capture_seconds)
+            reply = Reply(request, plan, planning, model.new_detokenizer())
+            order = _order(subject.request_id, session, request, model)
+            async with aclosing(self._services.worker.generate(order, deadline.remaining())) as events:
+                async for event in events:
+                    for shown in reply.take(event, time.monotonic() - arrival):
+                        if isinstance(shown, Started):
+                            session.note_first_token()
+                        elif isinstance(shown, Done):
+                            session.note_complete()
+                        yield shown
+                    if reply.is_done:
+                        return
+            raise InternalError("the worker's stream ended without a finish")
+
+    def _require(self, name: str, model: ServedModel) -> ServedModel:
+        if name != model.info.name:
+            raise PromptError(
+                f"the model {name!r} does not exist; this server has {model.info.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+        return model
+
+    def _fit_context(self, request: GenerationRequest, prompt: Prompt, model: ServedModel) -> GenerationRequest:
+        """Fill in `max_tokens`, within what the context leaves."""
+        room = model.info.context_length - prompt.num_tokens
+        wanted = request.sampling.max_tokens
+        if room < 1 or (wanted or 0) > room:
+            asked = f" and {wanted} for the reply" if wanted else ""
+            raise PromptError(
+                f"the model's context length is {model.info.context_length} tokens; this request has"
+                f" {prompt.num_tokens} in the prompt{asked}",
+                param="max_tokens" if room >= 1 else _prompt_field(request),
+                code="context_length_exceeded",
+            )
+        max_tokens = wanted or min(room, self._limits.default_max_tokens)
+        return replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
+
+
+async def _assemble(model: ServedModel, prompt: ChatPrompt | TextPrompt) -> Prompt:
+    if _num_characters(prompt) <= _INLINE_CHARACTERS:
+        return model.assembler.assemble(prompt)
+    return await asyncio.to_thread(model.assembler.assemble, prompt)
+
+
+def _num_characters(prompt: ChatPrompt | TextPrompt) -> int:
+    if isinstance(prompt, TextPrompt):
+        return sum(map(len, prompt.pieces))
+    items = [*prompt.documents, *(item for message in prompt.messages for item in message.content)]
+    return sum(len(item.text) for item in items)
+
+
+def _prompt_field(request: GenerationRequest) -> str:
+    return "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
+
+
+def _order(request_id: str, session: ReuseSession, request: GenerationRequest, model: ServedModel) -> GenerateOrder:
+    return GenerateOrder(
+        request_id=request_id,
+        lease_id=session.lease_id,
+        parts=_part_orders(session.plan.parts),
+        sampling=request.sampling,
+        stop_token_ids=model.info.stop_token_ids,
+        prefix_key=session.plan.prefix_key,
+        snapshots=session.plan.snapshots,
+    )
+
+
+def _part_orders(parts: Sequence[PartPlan]) -> tuple[PartOrder, ...]:
+    servings = {Served.PREFIX: PartServing.PREFIX, Served.HIT: PartServing.SEGMENT, Served.COLD: PartServing.SEGMENT}
+    return tuple(
+        PartOrder(
+            each.part.token_ids,
+            servings.get(each.served, PartServing.LIVE),
+            each.key if each.served in (Served.HIT, Served.COLD) else b"",
+        )
+        for each in parts
+    )

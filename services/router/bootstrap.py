@@ -1,0 +1,142 @@
+"""Wires the router and runs it."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from types import FrameType
+
+import grpc
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from services.common.rpc import create_channel
+from services.common.telemetry import configure_logging, get_logger
+from services.router.adapters.clients import GrpcDirectory, GrpcWorker
+from services.router.adapters.http import Draining, HttpPolicy, HttpSurface, create_http_app
+from services.router.adapters.metrics import MeteredRouter, RouterMetrics
+from services.router.adapters.parse import RequestParser
+from services.router.adapters.worker_watch import WorkerWatch, build_model
+from services.router.app import Router, RouterLimits
+from services.router.background import Background
+from services.router.reuse import ReusePolicy, ReuseServices
+from services.router.settings import RouterSettings
+
+__all__ = ["RouterServer", "bind", "create_app", "create_server", "main", "serve"]
+
+
+class RouterServer(uvicorn.Server):
+    """A server whose readiness goes as soon as it is asked to end; replies under way are finished."""
+
+    def __init__(self, config: uvicorn.Config, draining: Draining) -> None:
+        super().__init__(config)
+        self._draining = draining
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called on SIGTERM and SIGINT."""
+        self._draining.is_set = True
+        super().handle_exit(sig, frame)
+
+
+def bind(settings: RouterSettings) -> socket.socket:
+    """The listening socket; port 0 takes a free one.
+
+    Raises:
+        OSError: the address is taken.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    listener.set_inheritable(True)
+    return listener
+
+
+def create_server(settings: RouterSettings) -> RouterServer:
+    """A server that is yet to run; setting its `should_exit` ends it gracefully. Call inside the serving loop."""
+    draining = Draining()
+    config = uvicorn.Config(
+        create_app(settings, draining),
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
+    )
+    return RouterServer(config, draining)
+
+
+async def serve(settings: RouterSettings, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the replies under way."""
+    host, port = listener.getsockname()[:2]
+    get_logger().info("listening", address=f"http://{host}:{port}")
+    await create_server(settings).serve(sockets=[listener])
+
+
+def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
+    """The application; its channels open with its lifespan, in the loop that serves it."""
+    worker_channel = create_channel(settings.worker_address)
+    cache_channel = create_channel(settings.cache_address)
+    worker = GrpcWorker(worker_channel)
+    watch = WorkerWatch(worker_channel, worker, partial(build_model, memo_bytes=settings.tokenizer_memo_bytes))
+    background = Background(settings.max_background_captures)
+    services = ReuseServices(GrpcDirectory(cache_channel), worker, background, _reuse_policy(settings))
+    limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
+    metrics = RouterMetrics(CollectorRegistry())
+    surface = HttpSurface(
+        MeteredRouter(Router(watch, services, limits), metrics),
+        watch,
+        RequestParser(settings.tenant, settings.completions_separator),
+        metrics,
+        draining,
+        HttpPolicy(settings.api_key.get_secret_value(), settings.max_body_bytes),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(watch.run())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+            await background.close(settings.cache_timeout_seconds)
+            await _close(worker_channel, cache_channel)
+
+    return create_http_app(surface, lifespan)
+
+
+def main() -> None:
+    """`hypic router`: exits with 0 after a graceful end, with 1 when the address is taken."""
+    settings = RouterSettings.load_or_exit()
+    configure_logging("router", settings.log_level, settings.log_format)
+    # uvicorn raises the signal again once it has ended; by then there is nothing left to do.
+    signal.signal(signal.SIGTERM, _ignore)
+    signal.signal(signal.SIGINT, _ignore)
+    try:
+        listener = bind(settings)
+    except OSError as error:
+        get_logger().error("cannot_listen", host=settings.host, port=settings.port, error=str(error))
+        raise SystemExit(1) from error
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, listener))
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    return None
+
+
+def _reuse_policy(settings: RouterSettings) -> ReusePolicy:
+    return ReusePolicy(
+        lease_seconds=settings.lease_seconds,
+        cache_timeout_seconds=settings.cache_timeout_seconds,
+        capture_timeout_seconds=settings.capture_timeout_seconds,
+        pending_wait_seconds=settings.pending_wait_seconds,
+    )
+
+
+async def _close(*channels: grpc.aio.Channel) -> None:
+    for channel in channels:
+        await channel.close()

@@ -1,0 +1,1 @@
+"""What the router decides, as plain data and pure functions: no gRPC, HTTP or tokenizer library."""

@@ -1,0 +1,174 @@
+"""From a request's text to parts of token ids.
+
+The chat template is rendered once with a random placeholder for every client string. Template text is tokenized with
+special tokens, client strings without, so that no client string can forge a control token. The prompt's ids are the
+concatenation of its parts' ids in every reuse mode.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from services.router.domain.model import Profile
+from services.router.domain.parts import Part, PartKind, Prompt, Reason
+from services.router.domain.request import (
+    ChatPrompt,
+    Content,
+    Document,
+    Message,
+    PromptError,
+    Role,
+    TextPrompt,
+)
+from services.router.domain.template_check import new_placeholder
+from services.router.domain.text_ports import ChatTemplate, TemplateError, TemplateMessage, Tokenizer
+
+__all__ = ["Assembler"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """What a placeholder stands for; `closing` is the text that ends its message when it is the message's last."""
+
+    content: Content
+    closing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assembler:
+    """Everything that turns text into parts for one model. Safe to call from several threads."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    message_ends: Mapping[Role, str]
+    profile: Profile
+    context_length: int
+
+    def assemble(self, prompt: ChatPrompt | TextPrompt) -> Prompt:
+        """The prompt's parts.
+
+        Raises:
+            PromptError: it cannot fit the context, holds no token, or the template refuses it.
+        """
+        if isinstance(prompt, TextPrompt):
+            self._refuse_hopeless(prompt.pieces, "prompt")
+            return self._finish(self._text_parts(prompt), "prompt")
+        messages = _place_documents(prompt)
+        self._refuse_hopeless([item.text for message in messages for item in message.content], "messages")
+        return self._finish(self._chat_parts(messages), "messages")
+
+    def _text_parts(self, prompt: TextPrompt) -> Iterator[Part]:
+        *segments, last = prompt.pieces
+        for piece in segments:
+            yield self._segment(piece, self.tokenizer.encode_plain(piece))
+        yield _live(self.tokenizer.encode_plain(last))
+
+    def _chat_parts(self, messages: Sequence[Message]) -> Iterator[Part]:
+        slots: dict[str, _Slot] = {}
+        template_messages = [self._fill_slots(message, slots) for message in messages]
+        try:
+            rendered = self.template.render_prompt(template_messages)
+        except TemplateError as error:
+            raise PromptError(f"the chat template refuses these messages: {error}", param="messages") from error
+        closing = ""
+        pieces = re.split(f"({'|'.join(slots)})", rendered)
+        if sorted(pieces[1::2]) != sorted(slots):
+            raise PromptError("the chat template does not keep these messages whole", param="messages")
+        for piece in pieces:
+            slot = slots.get(piece)
+            if slot is None:
+                yield from self._template_parts(piece, closing)
+                closing = ""
+            else:
+                yield self._content_part(slot.content)
+                closing = slot.closing
+
+    def _fill_slots(self, message: Message, slots: dict[str, _Slot]) -> TemplateMessage:
+        names = [new_placeholder() for _ in message.content]
+        closing = self.message_ends.get(message.role, "")
+        for name, content in zip(names, message.content, strict=True):
+            slots[name] = _Slot(content, closing if name == names[-1] else "")
+        return TemplateMessage(message.role, "".join(names))
+
+    def _template_parts(self, text: str, closing: str) -> Iterator[Part]:
+        if closing and text.startswith(closing):
+            yield replace(_live(self.tokenizer.encode_template(closing)), ends_message=True)
+            text = text.removeprefix(closing)
+        yield _live(self.tokenizer.encode_template(text))
+
+    def _content_part(self, content: Content) -> Part:
+        if isinstance(content, Document):
+            title = f"{content.title}\n" if content.title else ""
+            ids = (
+                *self.tokenizer.encode_template(self.profile.document_open),
+                *self.tokenizer.encode_plain(f"{title}{content.text}"),
+                *self.tokenizer.encode_template(self.profile.document_close),
+            )
+            return replace(self._segment(content.text, ids), document_id=content.document_id, title=content.title)
+        ids = self.tokenizer.encode_plain(content.text)
+        return self._segment(content.text, ids) if content.is_segment else _live(ids)
+
+    def _segment(self, text: str, ids: tuple[int, ...]) -> Part:
+        if len(ids) < self.profile.min_segment_tokens or not text.strip():
+            return Part(PartKind.LIVE, ids, Reason.TOO_SHORT)
+        return Part(PartKind.SEGMENT, ids)
+
+    def _finish(self, parts: Iterator[Part], param: str) -> Prompt:
+        merged = _merge_live([part for part in parts if part.token_ids])
+        if not merged:
+            raise PromptError("the prompt holds no tokens", param=param)
+        last = merged[-1]
+        reason = last.live_reason if last.live_reason is Reason.TOO_SHORT else Reason.LAST_PART
+        merged[-1] = replace(last, kind=PartKind.LIVE, live_reason=reason)
+        return Prompt(tuple(_mark_prefix(merged)))
+
+    def _refuse_hopeless(self, texts: Sequence[str], param: str) -> None:
+        """Spare the tokenizer a text that exceeds the context by its length alone."""
+        fewest = sum(map(self.tokenizer.fewest_tokens, texts))
+        if fewest > self.context_length:
+            raise PromptError(
+                f"the prompt has at least {fewest} tokens; the model's context length is {self.context_length}",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+
+def _live(ids: tuple[int, ...]) -> Part:
+    return Part(PartKind.LIVE, ids, Reason.NOT_MARKED)
+
+
+def _place_documents(prompt: ChatPrompt) -> list[Message]:
+    """Documents of the request stand in the last user message ahead of its text."""
+    messages = list(prompt.messages)
+    if not prompt.documents:
+        return messages
+    users = [index for index, message in enumerate(messages) if message.role is Role.USER]
+    if not users:
+        raise PromptError("documents need a user message to stand in", param="documents")
+    last = messages[users[-1]]
+    messages[users[-1]] = Message(last.role, (*prompt.documents, *last.content))
+    return messages
+
+
+def _is_plain_live(part: Part) -> bool:
+    return part.kind is PartKind.LIVE and part.live_reason is Reason.NOT_MARKED
+
+
+def _merge_live(parts: Sequence[Part]) -> list[Part]:
+    """Join neighbouring live parts inside a message; segments too short to reuse stay apart, to be explained."""
+    merged: list[Part] = []
+    for part in parts:
+        previous = merged[-1] if merged else None
+        if previous and not previous.ends_message and _is_plain_live(previous) and _is_plain_live(part):
+            merged[-1] = replace(part, token_ids=previous.token_ids + part.token_ids)
+        else:
+            merged.append(part)
+    return merged
+
+
+def _mark_prefix(parts: Sequence[Part]) -> list[Part]:
+    """Parts up to the last message end ahead of every segment and of the last part are of kind `prefix`."""
+    first_segment = next((i for i, part in enumerate(parts) if part.kind is PartKind.SEGMENT), len(parts) - 1)
+    ends = [i + 1 for i, part in enumerate(parts[:first_segment]) if part.ends_message]
+    count = ends[-1] if ends else 0
+    return [replace(part, kind=PartKind.PREFIX) for part in parts[:count]] + list(parts[count:])

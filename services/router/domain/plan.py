@@ -1,0 +1,243 @@
+"""How each part of a prompt is to be served: plain data, and the pure steps from a draft to the final plan."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from services.common.content import HASH_BYTES, chain_hash, content_hash
+from services.router.domain.model import Profile
+from services.router.domain.parts import Part, PartKind, Prompt, Reason
+from services.router.domain.request import Reuse
+
+__all__ = [
+    "CacheEntry",
+    "EntryKind",
+    "Outcome",
+    "PartPlan",
+    "Plan",
+    "Served",
+    "Snapshot",
+    "Ticket",
+    "draft",
+    "serve_live",
+    "settle_prefix",
+    "settle_segments",
+    "without_directory",
+]
+
+# Each boundary costs a look-up, and a snapshot when it is cold.
+_MAX_PREFIX_ENTRIES = 8
+
+
+class Served(StrEnum):
+    """How a part is served: design §2, `plan`."""
+
+    PREFIX = "prefix"
+    HIT = "hit"
+    COLD = "cold"
+    PENDING = "pending"
+    LIVE = "live"
+
+
+class EntryKind(StrEnum):
+    """What the directory is asked for."""
+
+    SEGMENT = "segment"
+    PREFIX = "prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One look-up. `after_part` is set for prefixes: the number of parts that the snapshot covers."""
+
+    kind: EntryKind
+    content_hash: bytes
+    num_tokens: int
+    document_id: str = ""
+    after_part: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to compute and publish one state."""
+
+    ticket_id: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The directory's answer for one entry: `served` is HIT, COLD or PENDING; `key` is opaque."""
+
+    served: Served
+    key: bytes
+    tier: str = ""
+    ticket: Ticket | None = None
+    owner_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A prefix snapshot that the worker is to take after the first `after_part` parts."""
+
+    key: bytes
+    after_part: int
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """One part's plan. `first` is the directory's first answer, `served` the present decision.
+
+    `repeats` marks a further occurrence of a segment within the prompt: it is computed once.
+    """
+
+    part: Part
+    content_hash: bytes
+    served: Served
+    first: Served
+    reason: Reason | None
+    key: bytes = b""
+    tier: str = ""
+    ticket: Ticket | None = None
+    owner_seconds: float = 0.0
+    repeats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole prompt's plan; `entries` are the look-ups that it wants, prefixes by length, longest first."""
+
+    parts: tuple[PartPlan, ...]
+    entries: tuple[CacheEntry, ...]
+    prefix_key: bytes = b""
+    snapshots: tuple[Snapshot, ...] = ()
+
+    def with_status(self, served: Served) -> Iterator[PartPlan]:
+        """Parts that are served so, in prompt order, each content once."""
+        return (part for part in self.parts if part.served is served and not part.repeats)
+
+
+def draft(prompt: Prompt, profile: Profile, reuse: Reuse) -> Plan:
+    """The plan before the directory is asked: everything live, with the entries worth asking for."""
+    hashes = [content_hash(profile.digest, part.token_ids) for part in prompt.parts]
+    seen: set[bytes] = set()
+    parts: list[PartPlan] = []
+    for part, content in zip(prompt.parts, hashes, strict=True):
+        is_segment = part.kind is PartKind.SEGMENT
+        parts.append(
+            PartPlan(part, content, Served.LIVE, Served.LIVE, _draft_reason(part, reuse), repeats=content in seen)
+        )
+        if is_segment:
+            seen.add(content)
+    prefixes = _prefix_entries(prompt, hashes, profile.min_body, reuse)
+    segments = tuple(
+        CacheEntry(EntryKind.SEGMENT, each.content_hash, each.part.num_tokens, each.part.document_id)
+        for each in parts
+        if reuse is Reuse.COMPOSE and each.part.kind is PartKind.SEGMENT and not each.repeats
+    )
+    return Plan(tuple(parts), prefixes + segments)
+
+
+def settle_prefix(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
+    """Take the longest prefix that is a hit, and order snapshots of the longer ones that are cold."""
+    prefixes = [entry for entry in plan.entries if entry.kind is EntryKind.PREFIX]
+    hit = next((entry for entry in prefixes if outcomes[entry.content_hash].served is Served.HIT), None)
+    covered = hit.after_part if hit else 0
+    wanted = [(entry, outcomes[entry.content_hash]) for entry in prefixes if entry.after_part > covered]
+    snapshots = tuple(
+        Snapshot(outcome.key, entry.after_part, outcome.ticket)
+        for entry, outcome in wanted
+        if outcome.served is Served.COLD and outcome.ticket
+    )
+    is_elsewhere = any(outcome.served is Served.PENDING for _, outcome in wanted) and not snapshots
+    uncovered = Reason.COMPUTED_ELSEWHERE if is_elsewhere else Reason.FIRST_USE
+    parts = [
+        _settle_covered(each, outcomes[hit.content_hash])
+        if hit and index < covered
+        else _explain_uncovered(each, uncovered if index < _num_asked(plan) else Reason.TOO_SHORT)
+        for index, each in enumerate(plan.parts)
+    ]
+    prefix_key = outcomes[hit.content_hash].key if hit else b""
+    return replace(plan, parts=tuple(parts), prefix_key=prefix_key, snapshots=snapshots)
+
+
+def settle_segments(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
+    """Give every segment its outcome; parts without one stay as they are."""
+
+    def settle(each: PartPlan) -> PartPlan:
+        outcome = outcomes.get(each.content_hash)
+        if outcome is None or each.part.kind is not PartKind.SEGMENT or each.served is Served.PREFIX:
+            return each
+        is_first_answer = each.first is Served.LIVE
+        return replace(
+            each,
+            served=outcome.served,
+            first=outcome.served if is_first_answer else each.first,
+            reason=None if outcome.served is Served.HIT else each.reason or Reason.FIRST_USE,
+            key=outcome.key,
+            tier=outcome.tier,
+            ticket=outcome.ticket,
+            owner_seconds=outcome.owner_seconds,
+        )
+
+    return replace(plan, parts=tuple(map(settle, plan.parts)))
+
+
+def serve_live(plan: Plan, choose: Callable[[PartPlan], bool], reason: Reason) -> Plan:
+    """Compute the chosen parts in place, for this reason."""
+    parts = [replace(each, served=Served.LIVE, reason=reason) if choose(each) else each for each in plan.parts]
+    return replace(plan, parts=tuple(parts))
+
+
+def without_directory(plan: Plan) -> Plan:
+    """Everything that was to be looked up is computed in place."""
+    asked = {entry.content_hash for entry in plan.entries}
+    parts = [
+        replace(each, served=Served.LIVE, reason=Reason.CACHE_UNAVAILABLE)
+        if index < _num_asked(plan) or each.content_hash in asked
+        else each
+        for index, each in enumerate(plan.parts)
+    ]
+    return replace(plan, parts=tuple(parts), prefix_key=b"", snapshots=())
+
+
+def _settle_covered(each: PartPlan, outcome: Outcome) -> PartPlan:
+    return replace(each, served=Served.PREFIX, first=Served.PREFIX, reason=None, tier=outcome.tier)
+
+
+def _explain_uncovered(each: PartPlan, reason: Reason) -> PartPlan:
+    is_prefix = each.part.kind is PartKind.PREFIX and each.reason is Reason.NOT_MARKED
+    return replace(each, reason=reason) if is_prefix else each
+
+
+def _num_asked(plan: Plan) -> int:
+    """Parts at the prompt's head that some prefix look-up covers."""
+    return max((entry.after_part for entry in plan.entries), default=0)
+
+
+def _draft_reason(part: Part, reuse: Reuse) -> Reason | None:
+    if reuse is Reuse.OFF:
+        return Reason.REUSE_OFF
+    if part.kind is PartKind.SEGMENT:
+        return Reason.REUSE_EXACT if reuse is Reuse.EXACT else None
+    return part.live_reason
+
+
+def _prefix_entries(prompt: Prompt, hashes: list[bytes], min_tokens: int, reuse: Reuse) -> tuple[CacheEntry, ...]:
+    """Message ends whose parts are all served exactly: in `compose`, those ahead of the first segment."""
+    if reuse is Reuse.OFF:
+        return ()
+    entries: list[CacheEntry] = []
+    chain = bytes(HASH_BYTES)
+    num_tokens = 0
+    for index, (part, content) in enumerate(zip(prompt.parts[:-1], hashes, strict=False)):
+        if reuse is Reuse.COMPOSE and part.kind is PartKind.SEGMENT:
+            break
+        chain = chain_hash(chain, content, "exact")
+        num_tokens += part.num_tokens
+        if part.ends_message and num_tokens >= min_tokens:
+            entries.append(CacheEntry(EntryKind.PREFIX, chain, num_tokens, after_part=index + 1))
+    # The first end is the deployment's system prompt, the last ones are the conversation's newest turns.
+    kept = entries[:1] + entries[1:][-(_MAX_PREFIX_ENTRIES - 1) :]
+    return tuple(reversed(kept))

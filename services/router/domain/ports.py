@@ -1,0 +1,179 @@
+"""Ports to the other services: the directory of states, and a worker."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from services.router.domain.plan import CacheEntry, Outcome, Snapshot, Ticket
+from services.router.domain.request import Namespace, Sampling
+
+__all__ = [
+    "CaptureBatch",
+    "CaptureOrder",
+    "CaptureResult",
+    "Directory",
+    "FinishReason",
+    "Finished",
+    "GenerateEvent",
+    "GenerateOrder",
+    "PartOrder",
+    "PartServing",
+    "PlanAnswer",
+    "PlanQuery",
+    "Prefilled",
+    "ServedPart",
+    "Tokens",
+    "Worker",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuery:
+    """Every look-up of one request; `lease_id` is set to add to the lease of an earlier plan."""
+
+    request_id: str
+    namespace: Namespace
+    model: str
+    profile_digest: str
+    entries: tuple[CacheEntry, ...]
+    lease_seconds: float
+    lease_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    """Outcomes in the order of the query's entries, under one lease."""
+
+    lease_id: str
+    outcomes: tuple[Outcome, ...]
+
+
+class Directory(Protocol):
+    """The cache service. Every method raises a `HypicError` when it cannot answer in `timeout_seconds`."""
+
+    async def plan(self, query: PlanQuery, timeout_seconds: float) -> PlanAnswer:
+        """Look up all entries at once, atomically for each entry; creates or extends a lease and its tickets."""
+        ...
+
+    async def renew(self, lease_id: str, lease_seconds: float, timeout_seconds: float) -> None:
+        """Extend a lease and its tickets."""
+        ...
+
+    async def release(self, lease_id: str, timeout_seconds: float) -> None:
+        """End a lease and give up its unpublished tickets; a second call does nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOrder:
+    """A segment to compute and publish under its ticket."""
+
+    key: bytes
+    token_ids: tuple[int, ...]
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureBatch:
+    """Segments to capture, most urgent first; nobody waits for a background batch."""
+
+    orders: tuple[CaptureOrder, ...]
+    is_background: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult:
+    """`is_stored` is false when the worker does not hold the state; `reason` then says why."""
+
+    key: bytes
+    is_stored: bool
+    reason: str
+
+
+class PartServing(StrEnum):
+    """How a worker serves a part."""
+
+    LIVE = "live"
+    SEGMENT = "segment"
+    PREFIX = "prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class PartOrder:
+    """How a part is to be served; `key` is set for SEGMENT."""
+
+    token_ids: tuple[int, ...]
+    serving: PartServing
+    key: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOrder:
+    """A prompt to combine and decode; `sampling.max_tokens` is set."""
+
+    request_id: str
+    lease_id: str
+    parts: tuple[PartOrder, ...]
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    prefix_key: bytes
+    snapshots: tuple[Snapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPart:
+    """What the worker did with a part; `reason` is set when it computed a part that was asked for as reused."""
+
+    serving: PartServing
+    live_tokens: int
+    reused_tokens: int
+    tier: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Once, with the first token; parts in the order's order."""
+
+    parts: tuple[ServedPart, ...]
+    queue_seconds: float
+    combine_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Generated ids, in order."""
+
+    token_ids: tuple[int, ...]
+
+
+class FinishReason(StrEnum):
+    """Why a reply ended: a stop token or string, or `max_tokens`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event."""
+
+    reason: FinishReason
+    decode_seconds: float
+    generated_tokens: int
+
+
+GenerateEvent = Prefilled | Tokens | Finished
+
+
+class Worker(Protocol):
+    """A worker. Closing an iterator cancels the work behind it; both raise a `HypicError` when it fails."""
+
+    def capture(self, batch: CaptureBatch, timeout_seconds: float) -> AsyncGenerator[CaptureResult]:
+        """Compute and publish segment states; one result a segment, in the order in which they end."""
+        ...
+
+    def generate(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[GenerateEvent]:
+        """Combine the parts of a prompt and decode."""
+        ...

@@ -1,0 +1,139 @@
+"""What a client asks for, after its JSON has been checked and normalised."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = [
+    "ChatPrompt",
+    "Cold",
+    "Content",
+    "Document",
+    "GenerationRequest",
+    "Message",
+    "Namespace",
+    "PromptError",
+    "Reuse",
+    "ReuseOptions",
+    "Role",
+    "Sampling",
+    "Text",
+    "TextPrompt",
+]
+
+
+class PromptError(Exception):
+    """The prompt can never be served as it is.
+
+    `param` is the path of the field in the client's JSON, `code` the machine-readable kind.
+    """
+
+    def __init__(self, message: str, *, param: str, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class Role(StrEnum):
+    """The speakers that a chat template knows; they are template words, not client strings."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A client string. `is_segment` is set by the client's `hypic: {segment: true}`."""
+
+    text: str
+    is_segment: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A client document; `document_id` and `title` are empty when the client gave none."""
+
+    text: str
+    title: str = ""
+    document_id: str = ""
+
+
+Content = Text | Document
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `content` holds at least one item."""
+
+    role: Role
+    content: tuple[Content, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, and documents that stand ahead of the text of its last user message."""
+
+    messages: tuple[Message, ...]
+    documents: tuple[Document, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Raw text for `/v1/completions`, cut at the configured separator: all but the last piece are segments."""
+
+    pieces: tuple[str, ...]
+
+
+class Reuse(StrEnum):
+    """What may be reused: prefix snapshots only, also segments, or nothing."""
+
+    EXACT = "exact"
+    COMPOSE = "compose"
+    OFF = "off"
+
+
+class Cold(StrEnum):
+    """What happens to a segment without a stored state: captured first, or computed in place and captured later."""
+
+    PARALLEL = "parallel"
+    LIVE = "live"
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseOptions:
+    """The client's `hypic` object."""
+
+    reuse: Reuse = Reuse.COMPOSE
+    cold: Cold = Cold.PARALLEL
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 keeps all, `max_tokens` None fills the context."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Who may share states with this request."""
+
+    tenant: str
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request, whichever endpoint it came through."""
+
+    model: str
+    prompt: ChatPrompt | TextPrompt
+    sampling: Sampling
+    stop: tuple[str, ...]
+    options: ReuseOptions
+    namespace: Namespace

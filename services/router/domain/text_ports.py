@@ -1,0 +1,65 @@
+"""Ports to the libraries that know text: tokenizer and chat template."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.router.domain.request import Role
+
+__all__ = ["ChatTemplate", "Detokenizer", "TemplateError", "TemplateMessage", "Tokenizer"]
+
+
+class TemplateError(Exception):
+    """The chat template refuses this sequence of messages; the text is the template's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateMessage:
+    """A message as the template sees it: `content` holds placeholders only."""
+
+    role: Role
+    content: str
+
+
+class ChatTemplate(Protocol):
+    """Renders conversations. Pure and safe to call from several threads."""
+
+    def render_history(self, messages: Sequence[TemplateMessage]) -> str:
+        """The conversation up to the end of its last message.
+
+        Raises:
+            TemplateError: the template refuses the messages.
+        """
+        ...
+
+    def render_prompt(self, messages: Sequence[TemplateMessage]) -> str:
+        """The conversation followed by the words that open the assistant's turn.
+
+        Raises:
+            TemplateError: the template refuses the messages.
+        """
+        ...
+
+
+class Tokenizer(Protocol):
+    """Turns text into ids. Safe to call from several threads."""
+
+    def encode_template(self, text: str) -> tuple[int, ...]:
+        """Ids of trusted text: special-token strings become their ids; nothing is added at the ends."""
+        ...
+
+    def encode_plain(self, text: str) -> tuple[int, ...]:
+        """Ids of a client string: no special token can come out."""
+        ...
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the number of ids of a client string, from its length alone."""
+        ...
+
+
+class Detokenizer(Protocol):
+    """Turns one reply's ids into text as they come."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these ids complete; an unfinished character is held back. Special tokens give no text."""
+        ...

@@ -1,0 +1,122 @@
+"""From a worker's events to the text of one reply."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.common.errors import InternalError
+from services.router.domain.explain import Explanation, PartExplanation, Seconds, Usage, explain_parts
+from services.router.domain.plan import Plan
+from services.router.domain.ports import Finished, FinishReason, GenerateEvent, Prefilled, Tokens
+from services.router.domain.request import GenerationRequest
+from services.router.domain.stops import StopFilter
+from services.router.domain.text_ports import Detokenizer
+
+__all__ = ["Delta", "Done", "PlanningSeconds", "Reply", "ReplyEvent", "Started"]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt is computed; from here on a failure is reported inside the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of the reply's text, never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of the reply."""
+
+    reason: FinishReason
+    usage: Usage
+    explanation: Explanation
+
+
+ReplyEvent = Started | Delta | Done
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningSeconds:
+    """Seconds before the worker was called."""
+
+    plan: float
+    capture: float
+
+
+class Reply:
+    """Consumes a worker's events in order; `is_done` is set once nothing more is wanted from it."""
+
+    def __init__(
+        self, request: GenerationRequest, plan: Plan, planning: PlanningSeconds, detokenizer: Detokenizer
+    ) -> None:
+        self._request = request
+        self._plan = plan
+        self._planning = planning
+        self._detokenizer = detokenizer
+        self._stops = StopFilter(request.stop)
+        self._parts: tuple[PartExplanation, ...] = ()
+        self._prefilled: Prefilled | None = None
+        self._first_token_seconds = 0.0
+        self._num_tokens = 0
+        self.is_done = False
+
+    def take(self, event: GenerateEvent, elapsed_seconds: float) -> Iterator[ReplyEvent]:
+        """What the client is to see of this event; `elapsed_seconds` counts from the request's arrival.
+
+        Raises:
+            InternalError: the worker's events contradict the order.
+        """
+        if isinstance(event, Prefilled):
+            yield from self._take_prefilled(event, elapsed_seconds)
+        elif isinstance(event, Tokens):
+            yield from self._take_tokens(event, elapsed_seconds)
+        else:
+            yield from self._take_finished(event)
+
+    def _take_prefilled(self, event: Prefilled, elapsed_seconds: float) -> Iterator[ReplyEvent]:
+        try:
+            self._parts = explain_parts(self._plan, event)
+        except ValueError as error:
+            raise InternalError(str(error)) from error
+        self._prefilled = event
+        self._first_token_seconds = elapsed_seconds
+        yield Started()
+
+    def _take_tokens(self, event: Tokens, elapsed_seconds: float) -> Iterator[ReplyEvent]:
+        self._num_tokens += len(event.token_ids)
+        shown = self._stops.push(self._detokenizer.push(event.token_ids))
+        if shown.text:
+            yield Delta(shown.text)
+        if shown.is_stopped:
+            decode_seconds = elapsed_seconds - self._first_token_seconds
+            yield self._finish(FinishReason.STOP, self._num_tokens, decode_seconds)
+
+    def _take_finished(self, event: Finished) -> Iterator[ReplyEvent]:
+        held = self._stops.flush()
+        if held:
+            yield Delta(held)
+        yield self._finish(event.reason, event.generated_tokens, event.decode_seconds)
+
+    def _finish(self, reason: FinishReason, generated_tokens: int, decode_seconds: float) -> Done:
+        if self._prefilled is None:
+            raise InternalError("the worker ended a reply that it had not begun")
+        self.is_done = True
+        usage = Usage(
+            prompt_tokens=sum(part.tokens for part in self._parts),
+            completion_tokens=generated_tokens,
+            cached_tokens=sum(part.reused_tokens for part in self._parts),
+        )
+        seconds = Seconds(
+            plan=self._planning.plan,
+            capture=self._planning.capture,
+            fetch=None,
+            queue=self._prefilled.queue_seconds,
+            combine=self._prefilled.combine_seconds,
+            decode=decode_seconds,
+            time_to_first_token=self._first_token_seconds,
+        )
+        options = self._request.options
+        return Done(reason, usage, Explanation(options.reuse, options.cold, self._parts, seconds))

@@ -1,0 +1,242 @@
+"""One request's dealings with the cache service: plan, capture of cold segments, and the lease's life."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from services.common.errors import HypicError
+from services.common.telemetry import get_logger
+from services.router.background import Background
+from services.router.deadline import Deadline
+from services.router.domain.model import ModelInfo
+from services.router.domain.parts import Prompt, Reason
+from services.router.domain.plan import (
+    CacheEntry,
+    EntryKind,
+    PartPlan,
+    Plan,
+    Served,
+    draft,
+    serve_live,
+    settle_prefix,
+    settle_segments,
+    without_directory,
+)
+from services.router.domain.ports import CaptureBatch, CaptureOrder, Directory, PlanAnswer, PlanQuery, Worker
+from services.router.domain.request import Cold, Namespace, ReuseOptions
+
+__all__ = ["ReusePolicy", "ReuseServices", "ReuseSession", "ReuseSubject"]
+
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ReusePolicy:
+    """How long things may take, in seconds."""
+
+    lease_seconds: float
+    cache_timeout_seconds: float
+    capture_timeout_seconds: float
+    pending_wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseServices:
+    """What a session works with."""
+
+    directory: Directory
+    worker: Worker
+    background: Background
+    policy: ReusePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseSubject:
+    """The prompt to plan, for whom, and how."""
+
+    request_id: str
+    prompt: Prompt
+    model: ModelInfo
+    options: ReuseOptions
+    namespace: Namespace
+
+
+class ReuseSession:
+    """Holds the lease of one request from plan to first token; leaving the context always releases it.
+
+    Nothing here fails a request: what cannot be planned, captured or waited for becomes live, with the reason.
+    """
+
+    def __init__(self, services: ReuseServices, subject: ReuseSubject, deadline: Deadline) -> None:
+        self._services = services
+        self._subject = subject
+        self._deadline = deadline
+        self._deferred: tuple[PartPlan, ...] = ()
+        self._renewer: asyncio.Task[None] | None = None
+        self._is_complete = False
+        self.plan: Plan = draft(subject.prompt, subject.model.profile, subject.options.reuse)
+        self.lease_id = ""
+        self.plan_seconds = 0.0
+        self.capture_seconds = 0.0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Nothing is awaited here: under cancellation an await would be cut, and the lease would stay.
+        background = self._services.background
+        if self._is_complete and self._deferred and background.can_capture():
+            background.spawn_capture(self._capture_behind())
+        else:
+            self._stop_renewing()
+            if self.lease_id:
+                background.spawn(self._release(self.lease_id))
+
+    async def settle(self) -> Plan:
+        """Decide how every part is served; captures cold segments, or puts them off with `cold: live`."""
+        await self._ask(self.plan.entries)
+        started = time.monotonic()
+        asked_seconds = self.plan_seconds
+        if self._subject.options.cold is Cold.LIVE:
+            self._put_off_cold()
+        else:
+            await self._capture_cold()
+            await self._await_pending()
+        self.plan = serve_live(self.plan, lambda each: each.served is Served.PENDING, Reason.COMPUTED_ELSEWHERE)
+        self.capture_seconds = time.monotonic() - started - (self.plan_seconds - asked_seconds)
+        return self.plan
+
+    def note_first_token(self) -> None:
+        """The worker now holds what it needs; the lease may end, unless captures are to follow the reply."""
+        if not self._deferred:
+            self._stop_renewing()
+
+    def note_complete(self) -> None:
+        """The reply has ended well; captures that were put off may begin."""
+        self._is_complete = True
+
+    async def _ask(self, entries: Sequence[CacheEntry]) -> None:
+        if not entries:
+            return
+        started = time.monotonic()
+        try:
+            answer = await self._plan_or_release(self._query(entries))
+        except HypicError as error:
+            get_logger().warning("plan_failed", error=str(error))
+            self.plan = without_directory(self.plan)
+            return
+        finally:
+            self.plan_seconds += time.monotonic() - started
+        self.lease_id = answer.lease_id
+        if self._renewer is None:
+            self._renewer = asyncio.create_task(self._renew_forever())
+        hashes = [entry.content_hash for entry in entries]
+        outcomes = dict(zip(hashes, answer.outcomes, strict=True))
+        if any(entry.kind is EntryKind.PREFIX for entry in entries):
+            self.plan = settle_prefix(self.plan, outcomes)
+        self.plan = settle_segments(self.plan, outcomes)
+
+    def _query(self, entries: Sequence[CacheEntry]) -> PlanQuery:
+        return PlanQuery(
+            request_id=self._subject.request_id,
+            namespace=self._subject.namespace,
+            model=self._subject.model.revision,
+            profile_digest=self._subject.model.profile.digest,
+            entries=tuple(entries),
+            lease_seconds=self._services.policy.lease_seconds,
+            lease_id=self.lease_id,
+        )
+
+    async def _plan_or_release(self, query: PlanQuery) -> PlanAnswer:
+        """A cancelled request still learns of the lease that its plan created, and releases it."""
+        timeout = min(self._services.policy.cache_timeout_seconds, self._deadline.remaining())
+        call = asyncio.create_task(self._services.directory.plan(query, timeout))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if not query.lease_id:
+                self._services.background.spawn(self._release_late(call))
+            raise
+
+    async def _capture_cold(self) -> None:
+        cold = sorted(self.plan.with_status(Served.COLD), key=lambda each: -each.part.num_tokens)
+        orders = tuple(_order(each) for each in cold if each.ticket)
+        if not orders:
+            return
+        stored = await self._capture(CaptureBatch(orders))
+        self.plan = serve_live(
+            self.plan, lambda each: each.served is Served.COLD and each.key not in stored, Reason.CAPTURE_FAILED
+        )
+
+    async def _capture(self, batch: CaptureBatch) -> set[bytes]:
+        """Keys of the segments that the worker now holds."""
+        stored: set[bytes] = set()
+        try:
+            timeout = min(self._services.policy.capture_timeout_seconds, self._deadline.remaining() / 2)
+            async for result in self._services.worker.capture(batch, timeout):
+                if result.is_stored:
+                    stored.add(result.key)
+                else:
+                    get_logger().warning("capture_failed", reason=result.reason)
+        except HypicError as error:
+            get_logger().warning("capture_failed", reason=str(error))
+        return stored
+
+    async def _await_pending(self) -> None:
+        """Ask again on the same lease until the owners are done, at most twice as long as they said."""
+        started = time.monotonic()
+        pause = _FIRST_PAUSE_SECONDS
+        while pending := tuple(self.plan.with_status(Served.PENDING)):
+            estimate = 2 * max(each.owner_seconds for each in pending)
+            patience = min(estimate, self._services.policy.pending_wait_seconds, self._deadline.remaining() / 2)
+            if time.monotonic() - started >= patience:
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            wanted = {each.content_hash for each in pending}
+            await self._ask([entry for entry in self.plan.entries if entry.content_hash in wanted])
+            await self._capture_cold()
+
+    def _put_off_cold(self) -> None:
+        self._deferred = tuple(each for each in self.plan.with_status(Served.COLD) if each.ticket)
+        self.plan = serve_live(self.plan, lambda each: each.served is Served.COLD, Reason.FIRST_USE)
+
+    async def _capture_behind(self) -> None:
+        self._deadline = Deadline.after(2 * self._services.policy.capture_timeout_seconds)
+        try:
+            await self._capture(CaptureBatch(tuple(map(_order, self._deferred)), is_background=True))
+        finally:
+            self._stop_renewing()
+            await self._release(self.lease_id)
+
+    def _stop_renewing(self) -> None:
+        if self._renewer:
+            self._renewer.cancel()
+
+    async def _renew_forever(self) -> None:
+        policy = self._services.policy
+        while True:
+            await asyncio.sleep(policy.lease_seconds / 3)
+            try:
+                await self._services.directory.renew(self.lease_id, policy.lease_seconds, policy.cache_timeout_seconds)
+            except HypicError as error:
+                get_logger().warning("renew_failed", error=str(error))
+
+    async def _release(self, lease_id: str) -> None:
+        await self._services.directory.release(lease_id, self._services.policy.cache_timeout_seconds)
+
+    async def _release_late(self, call: asyncio.Task[PlanAnswer]) -> None:
+        answer = await call
+        await self._release(answer.lease_id)
+
+
+def _order(each: PartPlan) -> CaptureOrder:
+    if each.ticket is None:
+        raise ValueError("only the owner of a ticket captures")
+    return CaptureOrder(each.key, each.part.token_ids, each.ticket)

@@ -1,0 +1,41 @@
+"""The model that the router speaks for, and where it comes from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.router.domain.assembly import Assembler
+from services.router.domain.model import ModelInfo
+from services.router.domain.text_ports import Detokenizer
+
+__all__ = ["Models", "ServedModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A worker's description with everything that was built and checked from it. `created` is a Unix time."""
+
+    info: ModelInfo
+    assembler: Assembler
+    new_detokenizer: Callable[[], Detokenizer]
+    created: int
+
+
+class Models(Protocol):
+    """What the workers serve now."""
+
+    def require(self) -> ServedModel:
+        """The served model.
+
+        Raises:
+            UnavailableError: no worker is there; the message says why.
+        """
+        ...
+
+    async def wait_back(self, seconds: float) -> ServedModel:
+        """The served model, waiting this long for a worker that went away.
+
+        Raises:
+            UnavailableError: none came.
+        """
+        ...

@@ -1,0 +1,80 @@
+"""A cache service that keeps its directory in dictionaries, for tests of its clients."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import grpc
+from blake3 import blake3
+from hypic.v1 import cache_pb2, cache_pb2_grpc
+
+from services.common.errors import NotFoundError, UnavailableError
+
+PlanContext = grpc.aio.ServicerContext[cache_pb2.PlanRequest, cache_pb2.PlanResponse]
+RenewContext = grpc.aio.ServicerContext[cache_pb2.RenewRequest, cache_pb2.RenewResponse]
+ReleaseContext = grpc.aio.ServicerContext[cache_pb2.ReleaseRequest, cache_pb2.ReleaseResponse]
+
+
+@dataclass
+class StubCache(cache_pb2_grpc.CacheServiceServicer):
+    """Single flight and leases without time: a ticket lives until its lease ends."""
+
+    resident: set[bytes] = field(default_factory=set)
+    owners: dict[bytes, str] = field(default_factory=dict)
+    leases: set[str] = field(default_factory=set)
+    plans: list[cache_pb2.PlanRequest] = field(default_factory=list)
+    num_leases: int = 0
+    num_renewals: int = 0
+    is_down: bool = False
+    plan_delay_seconds: float = 0.0
+    owner_expires_in_seconds: float = 5.0
+
+    async def Plan(self, request: cache_pb2.PlanRequest, context: PlanContext) -> cache_pb2.PlanResponse:  # noqa: N802
+        if self.is_down:
+            raise UnavailableError("the stub is down")
+        self.plans.append(request)
+        lease_id = request.lease_id or self._new_lease()
+        entries = [self._plan(entry, request.namespace, lease_id) for entry in request.entries]
+        await asyncio.sleep(self.plan_delay_seconds)
+        return cache_pb2.PlanResponse(lease_id=lease_id, entries=entries)
+
+    async def Renew(self, request: cache_pb2.RenewRequest, context: RenewContext) -> cache_pb2.RenewResponse:  # noqa: N802
+        if request.lease_id not in self.leases:
+            raise NotFoundError("no such lease")
+        self.num_renewals += 1
+        return cache_pb2.RenewResponse()
+
+    async def Release(  # noqa: N802
+        self, request: cache_pb2.ReleaseRequest, context: ReleaseContext
+    ) -> cache_pb2.ReleaseResponse:
+        self.leases.discard(request.lease_id)
+        self.owners = {key: lease for key, lease in self.owners.items() if lease != request.lease_id}
+        return cache_pb2.ReleaseResponse()
+
+    def publish(self, key: bytes) -> None:
+        """What a worker's Publish does."""
+        self.resident.add(key)
+        self.owners.pop(key, None)
+
+    @staticmethod
+    def key_of(tenant: str, salt: str, kind: int, content_hash: bytes) -> bytes:
+        return blake3(f"{tenant}\0{salt}\0{kind}\0".encode() + content_hash).digest()
+
+    def _new_lease(self) -> str:
+        self.num_leases += 1
+        lease_id = f"lease-{self.num_leases}"
+        self.leases.add(lease_id)
+        return lease_id
+
+    def _plan(
+        self, entry: cache_pb2.PlanEntry, namespace: cache_pb2.Namespace, lease_id: str
+    ) -> cache_pb2.PlannedEntry:
+        key = self.key_of(namespace.tenant, namespace.salt, entry.kind, entry.content_hash)
+        if key in self.resident:
+            holder = cache_pb2.Holder(worker_id="stub", address="", tier="host")
+            return cache_pb2.PlannedEntry(outcome=cache_pb2.PLAN_OUTCOME_HIT, key=key, holders=[holder])
+        if self.owners.setdefault(key, lease_id) == lease_id:
+            ticket = cache_pb2.Ticket(ticket_id=f"{lease_id}:{key.hex()[:8]}", fence=1)
+            return cache_pb2.PlannedEntry(outcome=cache_pb2.PLAN_OUTCOME_COLD, key=key, ticket=ticket)
+        return cache_pb2.PlannedEntry(
+            outcome=cache_pb2.PLAN_OUTCOME_PENDING, key=key, owner_expires_in_seconds=self.owner_expires_in_seconds
+        )

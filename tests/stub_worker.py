@@ -1,0 +1,162 @@
+"""A worker that computes nothing: it replies with fixed text, and serves parts by the keys that it was told to hold."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+from hypic.v1 import worker_pb2, worker_pb2_grpc
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from services.common.errors import InternalError, UnavailableError
+from tests.stub_cache import StubCache
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|document_start|>", "<|document_end|>")
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SEAM_WINDOW = 4
+MIN_BODY = 8
+CONTEXT_LENGTH = 2048
+MODEL_NAME = "stub-model"
+
+
+def train_tokenizer() -> Tokenizer:
+    """A small byte-level BPE with the demo model's special tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[AddedToken(token, special=True) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the answer is in the document about the city of the river"] * 4, trainer)
+    return tokenizer
+
+
+class WorkerDiedError(UnavailableError):
+    """What a killed worker looks like to its client."""
+
+
+@dataclass
+class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """Knobs first, records after them."""
+
+    cache: StubCache
+    tokenizer: Tokenizer = field(default_factory=train_tokenizer)
+    chat_template: str = CHATML
+    reply: str = "The answer is 42, naïvely: 🦉 and 漢字."
+    num_repeats: int = 1
+    token_delay_seconds: float = 0.0
+    capture_delay_seconds: float = 0.0
+    failing_captures: bool = False
+    broken_captures: bool = False
+    deaths_before_first_token: int = 0
+    dies_after_tokens: int = -1
+    drops_states: bool = False
+    held: set[bytes] = field(default_factory=set)
+    requests: list[worker_pb2.GenerateRequest] = field(default_factory=list)
+    captures: list[worker_pb2.CaptureRequest] = field(default_factory=list)
+    num_running: int = 0
+    num_cancelled: int = 0
+
+    async def Describe(  # noqa: N802
+        self,
+        request: worker_pb2.DescribeRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeResponse],
+    ) -> AsyncIterator[worker_pb2.DescribeResponse]:
+        yield worker_pb2.DescribeResponse(
+            info=worker_pb2.WorkerInfo(
+                worker_id="stub",
+                model_name=MODEL_NAME,
+                model_revision="revision-1",
+                profile=worker_pb2.Profile(
+                    digest="profile-1",
+                    seam_window=SEAM_WINDOW,
+                    min_body=MIN_BODY,
+                    document_open="<|document_start|>",
+                    document_close="<|document_end|>",
+                ),
+                chat_template=self.chat_template,
+                context_length=CONTEXT_LENGTH,
+                stop_token_ids=[self.tokenizer.token_to_id("<|im_end|>")],
+                eos_token="<|im_end|>",
+                can_capture=True,
+                can_combine=True,
+            )
+        )
+        content = self.tokenizer.to_str().encode()
+        for start in range(0, len(content), 5000):
+            yield worker_pb2.DescribeResponse(tokenizer_chunk=content[start : start + 5000])
+
+    async def Capture(  # noqa: N802
+        self,
+        request: worker_pb2.CaptureRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CaptureRequest, worker_pb2.CaptureEvent],
+    ) -> AsyncIterator[worker_pb2.CaptureEvent]:
+        self.captures.append(request)
+        await asyncio.sleep(self.capture_delay_seconds)
+        if self.broken_captures:
+            raise InternalError("the stub's captures are broken")
+        for segment in request.segments:
+            if self.failing_captures:
+                outcome = worker_pb2.CAPTURE_OUTCOME_FAILED
+                yield worker_pb2.CaptureEvent(key=segment.key, outcome=outcome, reason="over budget")
+                continue
+            self.held.add(segment.key)
+            self.cache.publish(segment.key)
+            yield worker_pb2.CaptureEvent(key=segment.key, outcome=worker_pb2.CAPTURE_OUTCOME_STORED)
+
+    async def Generate(  # noqa: N802
+        self,
+        request: worker_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent],
+    ) -> AsyncIterator[worker_pb2.GenerateEvent]:
+        self.requests.append(request)
+        if self.deaths_before_first_token:
+            self.deaths_before_first_token -= 1
+            raise WorkerDiedError("the stub died before the first token")
+        self.num_running += 1
+        try:
+            async for event in self._events(request):
+                yield event
+        except (asyncio.CancelledError, GeneratorExit):
+            self.num_cancelled += 1
+            raise
+        finally:
+            self.num_running -= 1
+
+    async def _events(self, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.GenerateEvent]:
+        parts = [self._serve(part, request) for part in request.parts]
+        for snapshot in request.snapshots:
+            self.held.add(snapshot.key)
+            self.cache.publish(snapshot.key)
+        yield worker_pb2.GenerateEvent(
+            prefilled=worker_pb2.Prefilled(parts=parts, queue_seconds=0.001, combine_seconds=0.002)
+        )
+        ids = self.tokenizer.encode(self.reply, add_special_tokens=False).ids * self.num_repeats
+        shown = ids[: request.sampling.max_tokens]
+        for index, token_id in enumerate(shown):
+            if index == self.dies_after_tokens:
+                raise WorkerDiedError("the stub died mid-stream")
+            yield worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[token_id]))
+            await asyncio.sleep(self.token_delay_seconds)
+        is_whole = len(shown) == len(ids)
+        reason = worker_pb2.FINISH_REASON_STOP if is_whole else worker_pb2.FINISH_REASON_LENGTH
+        yield worker_pb2.GenerateEvent(
+            finished=worker_pb2.Finished(reason=reason, decode_seconds=0.003, generated_tokens=len(shown))
+        )
+
+    def _serve(self, part: worker_pb2.PromptPart, request: worker_pb2.GenerateRequest) -> worker_pb2.ServedPart:
+        length = len(part.token_ids)
+        key = request.prefix_key if part.serving == worker_pb2.PART_SERVING_PREFIX else part.key
+        if part.serving == worker_pb2.PART_SERVING_LIVE:
+            return worker_pb2.ServedPart(serving=part.serving, live_tokens=length)
+        if key not in self.held or self.drops_states:
+            reason = "state_dropped"
+            return worker_pb2.ServedPart(serving=worker_pb2.PART_SERVING_LIVE, live_tokens=length, reason=reason)
+        live = SEAM_WINDOW if part.serving == worker_pb2.PART_SERVING_SEGMENT else 0
+        return worker_pb2.ServedPart(serving=part.serving, live_tokens=live, reused_tokens=length - live, tier="host")
