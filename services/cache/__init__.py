@@ -1,0 +1,1 @@
+"""The cache service: the directory of segment states and prefix snapshots, their leases and tickets."""

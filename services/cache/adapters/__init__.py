@@ -1,0 +1,1 @@
+"""What speaks to the outside: directories, messages, metrics."""

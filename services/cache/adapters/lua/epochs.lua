@@ -1,0 +1,1 @@
+return { integer(epoch_of(order.tenant)), integer(epoch_of(order.model)) }

@@ -1,0 +1,32 @@
+-- Answers {keys to drop, unknown keys}.
+local worker = order.worker
+call('ZADD', base .. 'workers', now + order.limits.worker_ttl_seconds, worker)
+call('HSET', base .. 'addresses', worker, order.address)
+
+local listed, drop_keys, unknown_keys = {}, {}, {}
+for _, copy in ipairs(order.copies) do
+  local key, tier = copy[1], copy[2]
+  if call('HEXISTS', base .. 'held:' .. worker, key) == 1 then
+    call('HSET', base .. 'tiers:' .. key, worker, tier)
+  elseif not listed[key] then
+    local marked = call('HEXISTS', base .. 'marked:' .. worker, key) == 1
+    local group = marked and drop_keys or unknown_keys
+    group[#group + 1] = key
+  end
+  listed[key] = true
+end
+
+local settled = now - order.limits.settle_seconds
+local held = call('HGETALL', base .. 'held:' .. worker)
+for i = 1, #held, 2 do
+  if not listed[held[i]] and tonumber(held[i + 1]) <= settled then
+    remove_copy(held[i], worker)
+  end
+end
+local marked = call('HGETALL', base .. 'marked:' .. worker)
+for i = 1, #marked, 2 do
+  if not listed[marked[i]] and tonumber(marked[i + 1]) <= settled then
+    call('HDEL', base .. 'marked:' .. worker, marked[i])
+  end
+end
+return { drop_keys, unknown_keys }

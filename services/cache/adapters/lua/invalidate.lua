@@ -1,0 +1,1 @@
+return remove_scope(order.scope, next_sequence())

@@ -1,0 +1,61 @@
+-- Answers {outcome} or {'unknown_worker'}; with 'accepted' {outcome, fields, scopes, tenant epoch, model epoch,
+-- number evicted, evicted keys of this worker}.
+local key, ticket = order.key, order.ticket
+local fence = integer(order.fence)
+
+local function accepted(evicted, drop_keys)
+  local scopes = call('SMEMBERS', base .. 'scopes:' .. key)
+  local tenant_epoch, model_epoch = 0, 0
+  for _, scope in ipairs(scopes) do
+    if string.sub(scope, 1, 7) == 'tenant:' then
+      tenant_epoch = epoch_of(scope)
+    elseif string.sub(scope, 1, 6) == 'model:' then
+      model_epoch = epoch_of(scope)
+    end
+  end
+  local fields = call('HMGET', base .. 'entry:' .. key, 'kind', 'tokens', 'size', 'fence', 'ticket')
+  return { 'accepted', fields, scopes, integer(tenant_epoch), integer(model_epoch), evicted, drop_keys }
+end
+
+local made = call('HMGET', base .. 'entry:' .. key, 'ticket', 'fence')
+local again = made[1] == ticket and made[2] == fence
+local owned = call('HMGET', base .. 'ticket:' .. ticket, 'key', 'fence', 'dead', 'kind', 'tokens', 'lease')
+if not again then
+  if owned[1] ~= key or owned[2] ~= fence then
+    return { 'fenced' }
+  end
+  if owned[3] == '1' then
+    return { 'invalidated' }
+  end
+end
+if expiry('workers', order.worker) == 0 then
+  return { 'unknown_worker' }
+end
+if again and call('HEXISTS', base .. 'tiers:' .. key, order.worker) == 1 then
+  return accepted(0, {})
+end
+
+local evicted = victims(again and size_of(key) or order.size, key)
+if not evicted then
+  if not again then
+    end_ticket(ticket)
+  end
+  return { 'over_budget' }
+end
+local drop_keys = {}
+for _, victim in ipairs(evicted) do
+  if call('HEXISTS', base .. 'tiers:' .. victim, order.worker) == 1 then
+    drop_keys[#drop_keys + 1] = victim
+  end
+  remove_entry(victim)
+end
+if not again then
+  call('HDEL', base .. 'ticket_of', key)
+  forget_ticket(ticket)
+  add_entry(key, { kind = owned[4], tokens = owned[5], size = order.size, fence = order.fence, ticket = ticket })
+  if expiry('leases', owned[6]) ~= 0 then
+    lease_entry(owned[6], key)
+  end
+end
+add_copy(key, order.worker, order.tier)
+return accepted(#evicted, drop_keys)

@@ -1,0 +1,68 @@
+-- Answers the refused keys.
+local worker = order.worker
+
+local function adopt(scope, epoch)
+  if epoch > epoch_of(scope) then
+    remove_scope(scope, epoch)
+  end
+end
+
+local function stale(record)
+  if epoch_of(record.tenant) ~= record.epochs[1] or epoch_of(record.model) ~= record.epochs[2] then
+    return true
+  end
+  for _, document in ipairs(record.documents) do
+    if epoch_of(document) > record.fence then
+      return true
+    end
+  end
+  return false
+end
+
+local function restored(record)
+  local key = record.key
+  if expiry('workers', worker) == 0 or call('HEXISTS', base .. 'marked:' .. worker, key) == 1 or stale(record) then
+    return false
+  end
+  local resident = published(key)
+  if resident then
+    local made = call('HMGET', base .. 'entry:' .. key, 'ticket', 'fence')
+    if made[1] ~= record.ticket or made[2] ~= integer(record.fence) then
+      return false
+    end
+    if call('HEXISTS', base .. 'tiers:' .. key, worker) == 1 then
+      return true
+    end
+  end
+  if used_bytes() + record.size > order.limits.budget_bytes then
+    return false
+  end
+  local ticket = call('HGET', base .. 'ticket_of', key)
+  if ticket then
+    call('HDEL', base .. 'ticket_of', key)
+    forget_ticket(ticket)
+  end
+  if not resident then
+    add_entry(key, record)
+  end
+  link(key, record.tenant)
+  link(key, record.model)
+  for _, document in ipairs(record.documents) do
+    link(key, document)
+  end
+  add_copy(key, worker, record.tier)
+  return true
+end
+
+for _, record in ipairs(order.records) do
+  raise_sequence(math.max(record.fence, record.epochs[1], record.epochs[2]))
+  adopt(record.tenant, record.epochs[1])
+  adopt(record.model, record.epochs[2])
+end
+local refused = {}
+for _, record in ipairs(order.records) do
+  if not restored(record) then
+    refused[#refused + 1] = record.key
+  end
+end
+return refused

@@ -1,0 +1,254 @@
+"""The directory in this process's memory: the embedded default. Lost with the process; heartbeats rebuild it.
+
+Epochs are lost too, except those that a receipt teaches. An invalidation that is followed by a restart before the
+holders' next heartbeat can therefore be forgotten; deployments that depend on it use the Redis directory.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from typing_extensions import override
+
+from services.cache.adapters.memory_state import Entry, Lease, OwnedTicket, Tables, Worker
+from services.cache.domain.directory import (
+    Claim,
+    Copy,
+    Directory,
+    HeartbeatReply,
+    PlannedEntry,
+    PlanOrder,
+    PlanReply,
+    PublishOrder,
+    PublishReply,
+    Ticket,
+    Usage,
+    Wanted,
+)
+from services.cache.domain.errors import StaleEpochsError, UnknownLeaseError, UnknownWorkerError
+from services.cache.domain.integrity import require_integrity
+from services.cache.domain.values import EntryRecord, Epochs, Holder, Limits, PlanOutcome, PublishOutcome, Scopes
+
+__all__ = ["MemoryDirectory"]
+
+
+class MemoryDirectory(Directory):
+    """Atomic because no method awaits; `clock` gives seconds since the Unix epoch."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.time) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._tables = Tables(limits)
+
+    @override
+    async def epochs(self, tenant: str, model: str) -> Epochs:
+        return self._tables.current_epochs(tenant, model)
+
+    @override
+    async def plan(self, order: PlanOrder) -> PlanReply:
+        tables = self._swept()
+        current = tables.current_epochs(order.tenant, order.model)
+        if current != order.epochs:
+            raise StaleEpochsError(current)
+        if order.extends and order.lease_id not in tables.leases:
+            raise UnknownLeaseError(order.lease_id)
+        lease = tables.leases.setdefault(order.lease_id, Lease(0.0))
+        lease.expires_at = max(lease.expires_at, tables.now + order.lease_seconds)
+        return PlanReply(order.lease_id, tuple(self._plan_one(order, wanted) for wanted in order.wanted))
+
+    def _plan_one(self, order: PlanOrder, wanted: Wanted) -> PlannedEntry:
+        tables = self._tables
+        if wanted.key not in tables.entries and wanted.key not in tables.ticket_of:
+            self._give_ticket(order, wanted)
+        for scope in (order.tenant, order.model, wanted.document):
+            if scope is not None:
+                tables.link(wanted.key, scope)
+        entry = tables.entries.get(wanted.key)
+        if entry:
+            entry.used_at = tables.now
+            tables.lease_entry(order.lease_id, wanted.key)
+            return PlannedEntry(PlanOutcome.HIT, wanted.key, self._holders(entry))
+        ticket_id = tables.ticket_of[wanted.key]
+        ticket = tables.tickets[ticket_id]
+        remaining = ticket.expires_at - tables.now
+        if ticket.lease_id == order.lease_id:
+            return PlannedEntry(PlanOutcome.COLD, wanted.key, ticket=Ticket(ticket_id, ticket.fence, remaining))
+        return PlannedEntry(PlanOutcome.PENDING, wanted.key, owner_expires_in_seconds=remaining)
+
+    def _give_ticket(self, order: PlanOrder, wanted: Wanted) -> None:
+        tables = self._tables
+        fence = tables.next_sequence()
+        lease = tables.leases[order.lease_id]
+        expires_at = max(lease.expires_at, tables.now + self._limits.ticket_seconds)
+        ticket_id = f"{order.nonce}-{fence}"
+        tables.tickets[ticket_id] = OwnedTicket(
+            wanted.key, wanted.kind, wanted.num_tokens, fence, order.lease_id, expires_at
+        )
+        tables.ticket_of[wanted.key] = ticket_id
+        lease.ticket_ids.add(ticket_id)
+
+    def _holders(self, entry: Entry) -> tuple[Holder, ...]:
+        workers = self._tables.workers
+        return tuple(Holder(name, workers[name].address, tier) for name, tier in sorted(entry.tiers.items()))
+
+    @override
+    async def renew(self, lease_id: str, lease_seconds: float) -> None:
+        tables = self._swept()
+        lease = tables.leases.get(lease_id)
+        if not lease:
+            raise UnknownLeaseError(lease_id)
+        lease.expires_at = max(lease.expires_at, tables.now + lease_seconds)
+        for ticket_id in lease.ticket_ids:
+            ticket = tables.tickets[ticket_id]
+            ticket.expires_at = max(ticket.expires_at, lease.expires_at)
+
+    @override
+    async def release(self, lease_id: str) -> None:
+        tables = self._swept()
+        lease = tables.leases.get(lease_id)
+        if lease:
+            for ticket_id in list(lease.ticket_ids):
+                tables.end_ticket(ticket_id)
+            tables.end_lease(lease_id)
+
+    @override
+    async def publish(self, order: PublishOrder) -> PublishReply:
+        tables = self._swept()
+        ticket = tables.tickets.get(order.ticket_id)
+        entry = tables.entries.get(order.key)
+        again = entry is not None and (entry.ticket_id, entry.fence) == (order.ticket_id, order.fence)
+        if not again:
+            if not ticket or (ticket.key, ticket.fence) != (order.key, order.fence):
+                return PublishReply(PublishOutcome.FENCED)
+            if ticket.dead:
+                return PublishReply(PublishOutcome.INVALIDATED)
+        if order.worker_id not in tables.workers:
+            raise UnknownWorkerError(order.worker_id)
+        if entry and order.worker_id in entry.tiers:
+            return PublishReply(PublishOutcome.ACCEPTED, record=self._record(order.key))
+        victims = tables.victims(entry.size_bytes if entry else order.size_bytes, order.key)
+        if victims is None:
+            if not entry:
+                tables.end_ticket(order.ticket_id)
+            return PublishReply(PublishOutcome.OVER_BUDGET)
+        drop_keys = tuple(key for key in victims if order.worker_id in tables.entries[key].tiers)
+        for key in victims:
+            tables.remove_entry(key)
+        if not entry:
+            self._accept(order)
+        tables.add_copy(order.key, order.worker_id, order.tier)
+        return PublishReply(PublishOutcome.ACCEPTED, drop_keys, len(victims), self._record(order.key))
+
+    def _accept(self, order: PublishOrder) -> None:
+        tables = self._tables
+        del tables.ticket_of[order.key]
+        ticket = tables.forget_ticket(order.ticket_id)
+        tables.entries[order.key] = Entry(
+            ticket.kind, ticket.num_tokens, order.size_bytes, ticket.fence, order.ticket_id, tables.now
+        )
+        if ticket.lease_id in tables.leases:
+            tables.lease_entry(ticket.lease_id, order.key)
+
+    def _record(self, key: bytes) -> EntryRecord:
+        entry, names = self._tables.entries[key], self._tables.scopes_of[key]
+        tenant = next(name for name in names if name.startswith("tenant:"))
+        model = next(name for name in names if name.startswith("model:"))
+        return EntryRecord(
+            key=key,
+            kind=entry.kind,
+            num_tokens=entry.num_tokens,
+            size_bytes=entry.size_bytes,
+            fence=entry.fence,
+            ticket_id=entry.ticket_id,
+            scopes=Scopes(tenant, model, frozenset(names - {tenant, model})),
+            epochs=self._tables.current_epochs(tenant, model),
+        )
+
+    @override
+    async def invalidate(self, scope: str) -> int:
+        tables = self._swept()
+        return tables.remove_scope(scope, tables.next_sequence())
+
+    @override
+    async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
+        tables = self._swept()
+        worker = tables.workers.setdefault(worker_id, Worker(address, 0.0))
+        worker.address, worker.expires_at = address, tables.now + self._limits.worker_ttl_seconds
+        for copy in copies:
+            if copy.key in worker.held:
+                tables.entries[copy.key].tiers[worker_id] = copy.tier
+        listed = {copy.key: None for copy in copies}
+        settled = tables.now - self._limits.settle_seconds
+        for key in [key for key, since in worker.held.items() if key not in listed and since <= settled]:
+            tables.remove_copy(key, worker_id)
+        for key in [key for key, since in worker.marked.items() if key not in listed and since <= settled]:
+            del worker.marked[key]
+        return HeartbeatReply(
+            drop_keys=tuple(key for key in listed if key in worker.marked),
+            unknown_keys=tuple(key for key in listed if key not in worker.marked and key not in worker.held),
+        )
+
+    @override
+    async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:
+        tables = self._swept()
+        for claim in claims:
+            record = claim.record
+            tables.sequence = max(tables.sequence, record.fence, record.epochs.tenant, record.epochs.model)
+            for scope, epoch in (
+                (record.scopes.tenant, record.epochs.tenant),
+                (record.scopes.model, record.epochs.model),
+            ):
+                if epoch > tables.epochs.get(scope, 0):
+                    tables.remove_scope(scope, epoch)
+        return tuple(claim.record.key for claim in claims if not self._restore_one(worker_id, claim))
+
+    def _restore_one(self, worker_id: str, claim: Claim) -> bool:
+        tables, record = self._tables, claim.record
+        worker, entry = tables.workers.get(worker_id), tables.entries.get(record.key)
+        if not worker or record.key in worker.marked or self._is_stale(record):
+            return False
+        if entry and (entry.fence, entry.ticket_id) != (record.fence, record.ticket_id):
+            return False
+        if entry and worker_id in entry.tiers:
+            return True
+        if tables.used_bytes + record.size_bytes > self._limits.budget_bytes:
+            return False
+        if record.key in tables.ticket_of:
+            # The key stays occupied, so it goes on falling with the documents of the plans that waited for it.
+            tables.forget_ticket(tables.ticket_of.pop(record.key))
+        if not entry:
+            tables.entries[record.key] = Entry(
+                record.kind, record.num_tokens, record.size_bytes, record.fence, record.ticket_id, tables.now
+            )
+        for scope in (record.scopes.tenant, record.scopes.model, *record.scopes.documents):
+            tables.link(record.key, scope)
+        tables.add_copy(record.key, worker_id, claim.tier)
+        return True
+
+    def _is_stale(self, record: EntryRecord) -> bool:
+        tables = self._tables
+        return record.epochs != tables.current_epochs(record.scopes.tenant, record.scopes.model) or any(
+            tables.epochs.get(document, 0) > record.fence for document in record.scopes.documents
+        )
+
+    @override
+    async def usage(self) -> Usage:
+        tables = self._swept()
+        return Usage(
+            num_entries=len(tables.entries),
+            used_bytes=tables.used_bytes,
+            num_leases=len(tables.leases),
+            num_tickets=len(tables.ticket_of),
+            num_workers=len(tables.workers),
+        )
+
+    @override
+    async def check_integrity(self) -> None:
+        require_integrity(self._tables.snapshot())
+
+    @override
+    async def close(self) -> None:
+        """Nothing to give up."""
+
+    def _swept(self) -> Tables:
+        self._tables.sweep(self._clock())
+        return self._tables

@@ -1,0 +1,129 @@
+"""The one place where messages become domain values, and domain values and errors become messages."""
+
+from collections.abc import Mapping
+
+from hypic.v1 import cache_pb2 as pb
+
+from services.cache.domain.cache import PartEntry, PlanRequest, PublishResult, ResidentCopy
+from services.cache.domain.directory import PlannedEntry, PlanReply, PublishOrder
+from services.cache.domain.errors import (
+    CacheError,
+    DirectoryUnavailableError,
+    IntegrityError,
+    InvalidOrderError,
+    StaleEpochsError,
+    UnknownLeaseError,
+    UnknownWorkerError,
+)
+from services.cache.domain.values import EntryKind, Namespace, PlanOutcome, PublishOutcome
+from services.common.errors import (
+    ConflictError,
+    HypicError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
+
+__all__ = [
+    "plan_message",
+    "plan_request",
+    "publish_message",
+    "publish_order",
+    "resident_copies",
+    "wire_error",
+]
+
+_KINDS: Mapping[pb.EntryKind.ValueType, EntryKind] = {
+    pb.ENTRY_KIND_SEGMENT: EntryKind.SEGMENT,
+    pb.ENTRY_KIND_PREFIX: EntryKind.PREFIX,
+}
+_PLAN_OUTCOMES: Mapping[PlanOutcome, pb.PlanOutcome.ValueType] = {
+    PlanOutcome.HIT: pb.PLAN_OUTCOME_HIT,
+    PlanOutcome.COLD: pb.PLAN_OUTCOME_COLD,
+    PlanOutcome.PENDING: pb.PLAN_OUTCOME_PENDING,
+}
+_PUBLISH_OUTCOMES: Mapping[PublishOutcome, pb.PublishOutcome.ValueType] = {
+    PublishOutcome.ACCEPTED: pb.PUBLISH_OUTCOME_ACCEPTED,
+    PublishOutcome.FENCED: pb.PUBLISH_OUTCOME_FENCED,
+    PublishOutcome.OVER_BUDGET: pb.PUBLISH_OUTCOME_OVER_BUDGET,
+    PublishOutcome.INVALIDATED: pb.PUBLISH_OUTCOME_INVALIDATED,
+}
+_WIRE_ERRORS: Mapping[type[CacheError], type[HypicError]] = {
+    InvalidOrderError: InvalidRequestError,
+    UnknownLeaseError: NotFoundError,
+    UnknownWorkerError: ConflictError,
+    StaleEpochsError: OverloadedError,
+    DirectoryUnavailableError: UnavailableError,
+    IntegrityError: InternalError,
+}
+
+
+def wire_error(error: CacheError) -> HypicError:
+    """The error that crosses the wire, with the same message."""
+    return _WIRE_ERRORS.get(type(error), InternalError)(str(error))
+
+
+def plan_request(message: pb.PlanRequest) -> PlanRequest:
+    """Raises `InvalidOrderError` for an entry without a kind."""
+    return PlanRequest(
+        namespace=Namespace(message.namespace.tenant, message.namespace.salt),
+        model=message.model,
+        profile_digest=message.profile_digest,
+        entries=tuple(_part_entry(index, entry) for index, entry in enumerate(message.entries)),
+        lease_seconds=message.lease_seconds,
+        lease_id=message.lease_id,
+    )
+
+
+def _part_entry(index: int, message: pb.PlanEntry) -> PartEntry:
+    kind = _KINDS.get(message.kind)
+    if kind is None:
+        raise InvalidOrderError(f"entries[{index}].kind: must be segment or prefix")
+    return PartEntry(kind, message.content_hash, message.num_tokens, message.document_id)
+
+
+def plan_message(reply: PlanReply) -> pb.PlanResponse:
+    """The response to `Plan`."""
+    return pb.PlanResponse(lease_id=reply.lease_id, entries=[_planned_message(entry) for entry in reply.entries])
+
+
+def _planned_message(entry: PlannedEntry) -> pb.PlannedEntry:
+    message = pb.PlannedEntry(
+        outcome=_PLAN_OUTCOMES[entry.outcome],
+        key=entry.key,
+        holders=[
+            pb.Holder(worker_id=holder.worker_id, address=holder.address, tier=holder.tier) for holder in entry.holders
+        ],
+        owner_expires_in_seconds=entry.owner_expires_in_seconds,
+    )
+    if entry.ticket:
+        message.ticket.ticket_id = entry.ticket.ticket_id
+        message.ticket.fence = entry.ticket.fence
+        message.ticket.expires_in_seconds = entry.ticket.expires_in_seconds
+    return message
+
+
+def publish_order(message: pb.PublishRequest) -> PublishOrder:
+    """The order of a `Publish`."""
+    return PublishOrder(
+        key=message.key,
+        ticket_id=message.ticket_id,
+        fence=message.fence,
+        worker_id=message.worker_id,
+        tier=message.tier,
+        size_bytes=message.size_bytes,
+    )
+
+
+def publish_message(result: PublishResult) -> pb.PublishResponse:
+    """The response to `Publish`."""
+    return pb.PublishResponse(
+        outcome=_PUBLISH_OUTCOMES[result.outcome], drop_keys=result.drop_keys, receipt=result.receipt
+    )
+
+
+def resident_copies(message: pb.HeartbeatRequest) -> list[ResidentCopy]:
+    """The published copies that a worker lists. Their description comes from the receipts, not from the worker."""
+    return [ResidentCopy(entry.key, entry.tier, entry.receipt) for entry in message.resident]

@@ -1,0 +1,111 @@
+"""Metrics as a decorator around the directory's port, so that the adapters hold only storage."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from typing_extensions import override
+
+from services.cache.domain.directory import (
+    Claim,
+    Copy,
+    Directory,
+    HeartbeatReply,
+    PlanOrder,
+    PlanReply,
+    PublishOrder,
+    PublishReply,
+    Usage,
+)
+from services.cache.domain.values import Epochs
+
+__all__ = ["MeteredDirectory"]
+
+_PLAN_SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+class MeteredDirectory(Directory):
+    """Counts what passes through; `usage` sets the gauges."""
+
+    def __init__(self, directory: Directory, registry: CollectorRegistry) -> None:
+        self._directory = directory
+        self._plan_entries = Counter(
+            "hypic_cache_plan_entries_total", "Planned entries.", ("kind", "outcome"), registry=registry
+        )
+        self._plan_seconds = Histogram(
+            "hypic_cache_plan_seconds", "Seconds of one plan.", buckets=_PLAN_SECONDS_BUCKETS, registry=registry
+        )
+        self._publishes = Counter("hypic_cache_publishes_total", "Publishes.", ("outcome",), registry=registry)
+        self._evictions = Counter("hypic_cache_evictions_total", "Entries evicted for room.", registry=registry)
+        self._invalidated = Counter(
+            "hypic_cache_invalidated_entries_total", "Entries removed by invalidations.", registry=registry
+        )
+        self._restored = Counter(
+            "hypic_cache_restores_total", "Receipts presented after a loss.", ("outcome",), registry=registry
+        )
+        self._entries = Gauge("hypic_cache_entries", "Published entries.", registry=registry)
+        self._bytes = Gauge("hypic_cache_bytes", "Bytes of all published copies.", registry=registry)
+        self._leases = Gauge("hypic_cache_leases", "Live leases.", registry=registry)
+        self._tickets = Gauge("hypic_cache_tickets", "Live tickets.", registry=registry)
+        self._workers = Gauge("hypic_cache_workers", "Workers with a live heartbeat.", registry=registry)
+
+    @override
+    async def epochs(self, tenant: str, model: str) -> Epochs:
+        return await self._directory.epochs(tenant, model)
+
+    @override
+    async def plan(self, order: PlanOrder) -> PlanReply:
+        with self._plan_seconds.time():
+            reply = await self._directory.plan(order)
+        for wanted, planned in zip(order.wanted, reply.entries, strict=True):
+            self._plan_entries.labels(wanted.kind.value, planned.outcome.value).inc()
+        return reply
+
+    @override
+    async def renew(self, lease_id: str, lease_seconds: float) -> None:
+        await self._directory.renew(lease_id, lease_seconds)
+
+    @override
+    async def release(self, lease_id: str) -> None:
+        await self._directory.release(lease_id)
+
+    @override
+    async def publish(self, order: PublishOrder) -> PublishReply:
+        reply = await self._directory.publish(order)
+        self._publishes.labels(reply.outcome.value).inc()
+        self._evictions.inc(reply.num_evicted)
+        return reply
+
+    @override
+    async def invalidate(self, scope: str) -> int:
+        removed = await self._directory.invalidate(scope)
+        self._invalidated.inc(removed)
+        return removed
+
+    @override
+    async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
+        return await self._directory.heartbeat(worker_id, address, copies)
+
+    @override
+    async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:
+        refused = await self._directory.restore(worker_id, claims)
+        self._restored.labels("refused").inc(len(refused))
+        self._restored.labels("restored").inc(len(claims) - len(refused))
+        return refused
+
+    @override
+    async def usage(self) -> Usage:
+        usage = await self._directory.usage()
+        self._entries.set(usage.num_entries)
+        self._bytes.set(usage.used_bytes)
+        self._leases.set(usage.num_leases)
+        self._tickets.set(usage.num_tickets)
+        self._workers.set(usage.num_workers)
+        return usage
+
+    @override
+    async def check_integrity(self) -> None:
+        await self._directory.check_integrity()
+
+    @override
+    async def close(self) -> None:
+        await self._directory.close()

@@ -1,0 +1,121 @@
+"""Wires the cache service and runs it until SIGTERM."""
+
+import asyncio
+import contextlib
+import secrets
+import signal
+from dataclasses import dataclass
+
+import grpc
+from hypic.v1 import cache_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from services.cache.adapters.memory import MemoryDirectory
+from services.cache.adapters.metered import MeteredDirectory
+from services.cache.app import CacheServicer
+from services.cache.domain.cache import SegmentCache
+from services.cache.domain.directory import Directory
+from services.cache.domain.errors import DirectoryUnavailableError
+from services.cache.settings import CacheSettings
+from services.common.rpc import HealthSwitch, create_server
+from services.common.telemetry import configure_logging, get_logger, serve_metrics
+
+__all__ = ["CacheProcess", "create_directory", "main", "run", "serve", "start"]
+
+_WATCH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheProcess:
+    """A running cache service."""
+
+    address: str
+    server: grpc.aio.Server
+    directory: Directory
+    health: HealthSwitch
+    watch: "asyncio.Task[None]"
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Readiness off, let running calls end, give up connections."""
+        self.watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.watch
+        await self.health.set_ready(False)
+        await self.server.stop(grace_seconds)
+        await self.directory.close()
+
+
+def create_directory(settings: CacheSettings) -> Directory:
+    """The configured adapter. Redis is imported only where it is used."""
+    if settings.directory == "memory":
+        return MemoryDirectory(settings.limits())
+    from services.cache.adapters.redis_directory import RedisDirectory
+
+    return RedisDirectory(settings.redis_url, settings.redis_prefix, settings.limits())
+
+
+async def start(settings: CacheSettings, registry: CollectorRegistry) -> CacheProcess:
+    """A listening service; ready as soon as its directory answers.
+
+    Raises:
+        RuntimeError: the address cannot be bound.
+    """
+    directory = MeteredDirectory(create_directory(settings), registry)
+    secret = settings.secret.get_secret_value().encode() if settings.secret else secrets.token_bytes(32)
+    servicer = CacheServicer(SegmentCache(directory, secret, settings.lease_seconds), settings.worker_ttl_seconds)
+    health = HealthSwitch()
+    server, port = await create_server(
+        [lambda server: cache_pb2_grpc.add_CacheServiceServicer_to_server(servicer, server)],
+        settings.listen_address,
+        health,
+    )
+    ready = await _follow(directory, health)
+    watch = asyncio.create_task(_watch(directory, health, ready))
+    host = settings.listen_address.rpartition(":")[0]
+    return CacheProcess(f"{host}:{port}", server, directory, health, watch)
+
+
+async def _watch(directory: Directory, health: HealthSwitch, ready: bool) -> None:
+    """Let readiness and gauges follow the directory."""
+    while True:
+        await asyncio.sleep(_WATCH_SECONDS)
+        was_ready, ready = ready, await _follow(directory, health)
+        if ready != was_ready:
+            get_logger().warning("directory_reachable" if ready else "directory_unreachable")
+
+
+async def _follow(directory: Directory, health: HealthSwitch) -> bool:
+    try:
+        await directory.usage()
+        ready = True
+    except DirectoryUnavailableError:
+        ready = False
+    await health.set_ready(ready)
+    return ready
+
+
+async def serve(settings: CacheSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    registry = CollectorRegistry()
+    process = await start(settings, registry)
+    serve_metrics(registry, settings.metrics_host, settings.metrics_port)
+    get_logger().info("listening", address=process.address, directory=settings.directory)
+    await stop.wait()
+    get_logger().info("draining", grace_seconds=settings.grace_seconds)
+    await process.stop(settings.grace_seconds)
+    get_logger().info("stopped")
+
+
+def run(settings: CacheSettings) -> None:
+    """Serve in a new event loop; returns after a drained stop."""
+    configure_logging("cache", settings.log_level, settings.log_format)
+    asyncio.run(serve(settings))
+
+
+def main() -> None:
+    """Entry point of `hypic cache`: settings from the environment."""
+    run(CacheSettings.load_or_exit())

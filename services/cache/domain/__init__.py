@@ -1,0 +1,1 @@
+"""Pure rules of the cache service: entries, leases, tickets, keys, receipts, eviction."""

@@ -1,0 +1,194 @@
+"""What the cache service does for its callers, over any directory."""
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.cache.domain.directory import (
+    Claim,
+    Copy,
+    Directory,
+    PlanOrder,
+    PlanReply,
+    PublishOrder,
+    Wanted,
+)
+from services.cache.domain.errors import InvalidOrderError, StaleEpochsError
+from services.cache.domain.keys import KeyDeriver, KeySubject
+from services.cache.domain.receipts import ReceiptSigner
+from services.cache.domain.values import KEY_BYTES, EntryKind, Epochs, Namespace, PublishOutcome
+
+__all__ = ["PartEntry", "PlanRequest", "PublishResult", "ResidentCopy", "SegmentCache"]
+
+_PLAN_ATTEMPTS = 5
+_MAX_LEASE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartEntry:
+    """A reusable part as the router knows it; `document_id` is empty when the client gave none."""
+
+    kind: EntryKind
+    content_hash: bytes
+    num_tokens: int
+    document_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """All reusable parts of one request. `lease_seconds` 0 means the default; `lease_id` extends an earlier plan."""
+
+    namespace: Namespace
+    model: str
+    profile_digest: str
+    entries: tuple[PartEntry, ...]
+    lease_seconds: float
+    lease_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """`receipt` comes with ACCEPTED; the worker hands it back in its heartbeats."""
+
+    outcome: PublishOutcome
+    drop_keys: tuple[bytes, ...]
+    receipt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentCopy:
+    """A published copy as its worker lists it."""
+
+    key: bytes
+    tier: str
+    receipt: bytes
+
+
+class SegmentCache:
+    """Derives keys, checks requests, signs and opens receipts; the directory decides everything else."""
+
+    def __init__(self, directory: Directory, secret: bytes, default_lease_seconds: float = 30.0) -> None:
+        self._directory = directory
+        self._keys = KeyDeriver(secret)
+        self._receipts = ReceiptSigner(secret)
+        self._default_lease_seconds = default_lease_seconds
+
+    async def plan(self, request: PlanRequest) -> PlanReply:
+        """Plan every part at once, under keys of the current epochs.
+
+        Raises:
+            InvalidOrderError: a field is malformed; the message names it.
+            UnknownLeaseError: `lease_id` names no live lease.
+            StaleEpochsError: the namespace is being invalidated faster than plans can be made.
+        """
+        _check_plan(request)
+        tenant, model = self._keys.tenant_scope(request.namespace.tenant), self._keys.model_scope(request.model)
+        epochs = await self._directory.epochs(tenant, model)
+        lease_id, nonce = request.lease_id or secrets.token_hex(16), secrets.token_hex(8)
+        for _ in range(_PLAN_ATTEMPTS):
+            order = PlanOrder(
+                lease_id=lease_id,
+                extends=bool(request.lease_id),
+                nonce=nonce,
+                lease_seconds=self._lease_seconds(request.lease_seconds),
+                tenant=tenant,
+                model=model,
+                epochs=epochs,
+                wanted=tuple(self._wanted(request, epochs, entry) for entry in request.entries),
+            )
+            try:
+                return await self._directory.plan(order)
+            except StaleEpochsError as error:
+                epochs = error.current
+        raise StaleEpochsError(epochs)
+
+    def _wanted(self, request: PlanRequest, epochs: Epochs, entry: PartEntry) -> Wanted:
+        subject = KeySubject(
+            request.namespace, request.model, epochs, request.profile_digest, entry.kind, entry.content_hash
+        )
+        document = self._keys.document_scope(request.namespace.tenant, entry.document_id) if entry.document_id else None
+        return Wanted(self._keys.entry_key(subject), entry.kind, entry.num_tokens, document)
+
+    async def renew(self, lease_id: str, lease_seconds: float) -> None:
+        """Prolong a lease and its tickets.
+
+        Raises:
+            InvalidOrderError: the duration is malformed.
+            UnknownLeaseError: the lease has lapsed or was released.
+        """
+        await self._directory.renew(lease_id, self._lease_seconds(lease_seconds))
+
+    async def release(self, lease_id: str) -> None:
+        """End a lease and free its unpublished tickets; idempotent."""
+        await self._directory.release(lease_id)
+
+    async def publish(self, order: PublishOrder) -> PublishResult:
+        """Make a written state visible; see `Directory.publish`.
+
+        Raises:
+            InvalidOrderError: a field is malformed.
+            UnknownWorkerError: the worker has no live heartbeat.
+        """
+        _check(len(order.key) == KEY_BYTES, f"key: must have {KEY_BYTES} bytes")
+        _check(bool(order.worker_id), "worker_id: must not be empty")
+        _check(order.size_bytes > 0, "size_bytes: must be positive")
+        reply = await self._directory.publish(order)
+        receipt = self._receipts.sign(order.worker_id, reply.record) if reply.record else b""
+        return PublishResult(reply.outcome, reply.drop_keys, receipt)
+
+    async def invalidate_document(self, tenant: str, document_id: str) -> int:
+        """Make a tenant's document unreachable under every salt; the number of entries removed."""
+        _check(bool(document_id), "document_id: must not be empty")
+        return await self._directory.invalidate(self._keys.document_scope(tenant, document_id))
+
+    async def invalidate_tenant(self, tenant: str) -> int:
+        """Make everything of a tenant unreachable; the number of entries removed."""
+        return await self._directory.invalidate(self._keys.tenant_scope(tenant))
+
+    async def invalidate_model(self, model: str) -> int:
+        """Make everything that a model computed unreachable, of every tenant; the number of entries removed."""
+        _check(bool(model), "model: must not be empty")
+        return await self._directory.invalidate(self._keys.model_scope(model))
+
+    async def heartbeat(self, worker_id: str, address: str, resident: Sequence[ResidentCopy]) -> tuple[bytes, ...]:
+        """Note a worker's life and copies; the keys that it is to drop.
+
+        Copies that the directory does not know are restored from their receipts where these are genuine and current.
+
+        Raises:
+            InvalidOrderError: a field is malformed.
+        """
+        _check(bool(worker_id), "worker_id: must not be empty")
+        _check(bool(address), "address: must not be empty")
+        _check(all(len(copy.key) == KEY_BYTES for copy in resident), f"resident.key: must have {KEY_BYTES} bytes")
+        reply = await self._directory.heartbeat(worker_id, address, [Copy(copy.key, copy.tier) for copy in resident])
+        unknown = set(reply.unknown_keys)
+        claims = self._claims(worker_id, [copy for copy in resident if copy.key in unknown])
+        refused = await self._directory.restore(worker_id, claims) if claims else ()
+        unproven = unknown - {claim.record.key for claim in claims}
+        return (*reply.drop_keys, *refused, *sorted(unproven))
+
+    def _claims(self, worker_id: str, copies: Sequence[ResidentCopy]) -> list[Claim]:
+        opened = ((self._receipts.open(copy.receipt, worker_id, copy.key), copy.tier) for copy in copies)
+        return [Claim(record, tier) for record, tier in opened if record is not None]
+
+    def _lease_seconds(self, requested: float) -> float:
+        _check(
+            math.isfinite(requested) and 0 <= requested <= _MAX_LEASE_SECONDS,
+            f"lease_seconds: must lie between 0 (default) and {_MAX_LEASE_SECONDS:.0f}",
+        )
+        return requested or self._default_lease_seconds
+
+
+def _check_plan(request: PlanRequest) -> None:
+    _check(bool(request.model), "model: must not be empty")
+    _check(bool(request.profile_digest), "profile_digest: must not be empty")
+    for index, entry in enumerate(request.entries):
+        _check(len(entry.content_hash) == KEY_BYTES, f"entries[{index}].content_hash: must have {KEY_BYTES} bytes")
+        _check(entry.num_tokens > 0, f"entries[{index}].num_tokens: must be positive")
+
+
+def _check(holds: bool, message: str) -> None:
+    if not holds:
+        raise InvalidOrderError(message)

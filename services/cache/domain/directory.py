@@ -1,0 +1,231 @@
+"""The port of the directory, and the orders and replies that cross it.
+
+Words: a key is *free*, *ticketed* (one live ticket) or *published* (an entry with at least one holder). Time passes
+inside the directory: before every call, leases, tickets and workers whose time has run out are removed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.cache.domain.values import EntryKind, EntryRecord, Epochs, Holder, PlanOutcome, PublishOutcome
+
+__all__ = [
+    "Claim",
+    "Copy",
+    "Directory",
+    "HeartbeatReply",
+    "PlanOrder",
+    "PlanReply",
+    "PlannedEntry",
+    "PublishOrder",
+    "PublishReply",
+    "Ticket",
+    "Usage",
+    "Wanted",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One reusable part of a request: the stored key and what is known of the entry before it exists."""
+
+    key: bytes
+    kind: EntryKind
+    num_tokens: int
+    document: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOrder:
+    """All reusable parts of one request. `epochs` are those that the keys were derived with.
+
+    `lease_id` is new and random, or (`extends`) that of an earlier plan. `nonce` is random; ticket ids are made of it.
+    """
+
+    lease_id: str
+    extends: bool
+    nonce: str
+    lease_seconds: float
+    tenant: str
+    model: str
+    epochs: Epochs
+    wanted: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The right to compute and publish one key."""
+
+    ticket_id: str
+    fence: int
+    expires_in_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEntry:
+    """`holders` with HIT, `ticket` with COLD, `owner_expires_in_seconds` with PENDING."""
+
+    outcome: PlanOutcome
+    key: bytes
+    holders: tuple[Holder, ...] = ()
+    ticket: Ticket | None = None
+    owner_expires_in_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReply:
+    """Entries in the order of `PlanOrder.wanted`."""
+
+    lease_id: str
+    entries: tuple[PlannedEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOrder:
+    """A worker's claim that it holds the state of a key, with the ticket that entitles it."""
+
+    key: bytes
+    ticket_id: str
+    fence: int
+    worker_id: str
+    tier: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReply:
+    """`drop_keys`: evicted copies of the publishing worker. `record`: with ACCEPTED, what the receipt is made of."""
+
+    outcome: PublishOutcome
+    drop_keys: tuple[bytes, ...] = ()
+    num_evicted: int = 0
+    record: EntryRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy that a worker lists in its heartbeat."""
+
+    key: bytes
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A copy that a worker lists, with the description from its opened receipt."""
+
+    record: EntryRecord
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """Of the listed copies: those to drop, and those that the directory does not know (see `Directory.restore`)."""
+
+    drop_keys: tuple[bytes, ...]
+    unknown_keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the directory holds now."""
+
+    num_entries: int
+    used_bytes: int
+    num_leases: int
+    num_tickets: int
+    num_workers: int
+
+
+class Directory(ABC):
+    """Entries, leases, tickets, workers and epochs.
+
+    Every method is atomic: it happens wholly or not at all, and concurrent calls behave as if made one after another.
+    Every method may raise `DirectoryUnavailableError`, within about a second; a change may then have happened or not.
+    """
+
+    @abstractmethod
+    async def epochs(self, tenant: str, model: str) -> Epochs:
+        """The current epochs of two scopes. Changes nothing."""
+
+    @abstractmethod
+    async def plan(self, order: PlanOrder) -> PlanReply:
+        """Lease what is published, give tickets for free keys, report what others compute.
+
+        HIT adds the entry to the lease and makes it the most recently used. COLD makes a ticket that lives
+        `ticket_seconds` or as long as the lease, whichever is longer; a key that this lease owns already keeps its
+        ticket. PENDING leaves the ticket with its owner. In every case the document is added to what the key falls
+        with. Repeating an order is harmless.
+
+        Raises:
+            StaleEpochsError: the keys were derived with epochs that are not current; nothing changed.
+            UnknownLeaseError: `extends` names no live lease; nothing changed.
+        """
+
+    @abstractmethod
+    async def renew(self, lease_id: str, lease_seconds: float) -> None:
+        """Prolong a lease, and its tickets where they would end sooner; never shortens.
+
+        Raises:
+            UnknownLeaseError: the lease has lapsed or was released.
+        """
+
+    @abstractmethod
+    async def release(self, lease_id: str) -> None:
+        """End a lease and free its unpublished tickets. An unknown lease is no error."""
+
+    @abstractmethod
+    async def publish(self, order: PublishOrder) -> PublishReply:
+        """Turn a ticket into an entry, evicting the least recently used unleased entries within the budget.
+
+        The lease that owned the ticket, where it still lives, protects the new entry. Publishing again under the
+        same ticket is ACCEPTED, and adds the worker as another holder of the same bytes. Evicted copies are marked:
+        each holder gets its keys to drop with its next heartbeat.
+        FENCED and INVALIDATED change nothing; OVER_BUDGET ends the ticket and evicts nothing.
+
+        Raises:
+            UnknownWorkerError: the worker has no live heartbeat; the ticket stays.
+        """
+
+    @abstractmethod
+    async def invalidate(self, scope: str) -> int:
+        """Make everything of a scope unreachable for every later plan, leased or not; the number of entries removed.
+
+        Advances the scope's epoch; its tickets die (publish answers INVALIDATED), its copies are marked for dropping.
+        """
+
+    @abstractmethod
+    async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
+        """Note that a worker lives and what it holds.
+
+        A worker lists each copy whose publish was accepted, and none that is stored but not yet published: what it
+        does not list is never in the reply, so a state between store and publish cannot be dropped by it.
+        A listed copy that is marked comes back to be dropped. A known copy that is not listed loses this holder,
+        unless it was published less than `settle_seconds` ago (the list may be older than the publish).
+        """
+
+    @abstractmethod
+    async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:
+        """Take back entries from opened receipts; the keys that were refused, which the worker is to drop.
+
+        A record with a newer epoch than the directory knows advances that epoch (the directory lost its memory).
+        Refused: an older epoch, a document invalidated since, a key published with other bytes, no room without
+        evicting, a worker without heartbeat. A live ticket for a restored key ends; its publish is FENCED.
+        """
+
+    @abstractmethod
+    async def usage(self) -> Usage:
+        """Counts for gauges. Changes nothing but what time has ended."""
+
+    @abstractmethod
+    async def check_integrity(self) -> None:
+        """Verify that all indexes agree with each other. For tests and debugging; not atomic, reads everything.
+
+        Raises:
+            IntegrityError: they do not.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give up connections. The directory is unusable afterwards."""

@@ -1,0 +1,126 @@
+"""The invariants of a directory, over a snapshot that every adapter can produce."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from services.cache.domain.errors import IntegrityError
+
+__all__ = ["EntryState", "LeaseState", "Snapshot", "TicketState", "require_integrity", "violations"]
+
+Keys = frozenset[bytes]
+Names = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryState:
+    """A published key: its size, who holds it, which leases protect it."""
+
+    size_bytes: int
+    holders: Names
+    leases: Names
+
+
+@dataclass(frozen=True, slots=True)
+class TicketState:
+    """A ticket; `dead` once its key was invalidated."""
+
+    key: bytes
+    fence: int
+    lease_id: str
+    dead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """What a lease protects and owns."""
+
+    keys: Keys
+    ticket_ids: Names
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that a directory stores. `idle`: evictable keys; `ticket_of`: live ticket by key."""
+
+    budget_bytes: int
+    used_bytes: int
+    sequence: int
+    entries: Mapping[bytes, EntryState]
+    tickets: Mapping[str, TicketState]
+    ticket_of: Mapping[bytes, str]
+    leases: Mapping[str, LeaseState]
+    idle: Keys
+    held: Mapping[str, Keys]
+    marked: Mapping[str, Keys]
+    scopes_of: Mapping[bytes, Names]
+    keys_of_scope: Mapping[str, Keys]
+
+
+def require_integrity(snapshot: Snapshot) -> None:
+    """Raise `IntegrityError` that lists every violation."""
+    found = violations(snapshot)
+    if found:
+        raise IntegrityError("; ".join(found))
+
+
+def violations(snapshot: Snapshot) -> list[str]:
+    """One sentence for each broken invariant; empty when all hold."""
+    return [*_bytes(snapshot), *_holders(snapshot), *_leases(snapshot), *_tickets(snapshot), *_scopes(snapshot)]
+
+
+def _bytes(snapshot: Snapshot) -> Iterator[str]:
+    held = sum(entry.size_bytes * len(entry.holders) for entry in snapshot.entries.values())
+    if held != snapshot.used_bytes:
+        yield f"copies hold {held} bytes, the counter says {snapshot.used_bytes}"
+    if held > snapshot.budget_bytes:
+        yield f"copies hold {held} bytes of {snapshot.budget_bytes} allowed"
+
+
+def _holders(snapshot: Snapshot) -> Iterator[str]:
+    by_entry = {(worker, key) for key, entry in snapshot.entries.items() for worker in entry.holders}
+    by_worker = {(worker, key) for worker, keys in snapshot.held.items() for key in keys}
+    for worker, key in by_entry ^ by_worker:
+        yield f"worker {worker} and entry {key.hex()} disagree about a copy"
+    for key, entry in snapshot.entries.items():
+        if not entry.holders:
+            yield f"entry {key.hex()} has no holder"
+    for worker, keys in snapshot.marked.items():
+        if keys & snapshot.held.get(worker, frozenset()):
+            yield f"worker {worker} holds copies that are marked for dropping"
+
+
+def _leases(snapshot: Snapshot) -> Iterator[str]:
+    by_entry = {(lease, key) for key, entry in snapshot.entries.items() for lease in entry.leases}
+    by_lease = {(name, key) for name, lease in snapshot.leases.items() for key in lease.keys}
+    for name, key in by_entry ^ by_lease:
+        yield f"lease {name} and entry {key.hex()} disagree"
+    unleased = {key for key, entry in snapshot.entries.items() if not entry.leases}
+    if unleased != snapshot.idle:
+        yield f"{len(unleased)} entries are unleased, {len(snapshot.idle)} are evictable"
+    for name, lease in snapshot.leases.items():
+        owned = {ticket_id for ticket_id, ticket in snapshot.tickets.items() if ticket.lease_id == name}
+        if owned != lease.ticket_ids:
+            yield f"lease {name} and its tickets disagree"
+
+
+def _tickets(snapshot: Snapshot) -> Iterator[str]:
+    live = {ticket_id: ticket.key for ticket_id, ticket in snapshot.tickets.items() if not ticket.dead}
+    if {ticket_id: key for key, ticket_id in snapshot.ticket_of.items()} != live:
+        yield "live tickets and the index by key disagree"
+    for key in snapshot.ticket_of.keys() & snapshot.entries.keys():
+        yield f"key {key.hex()} is both ticketed and published"
+    if any(ticket.fence > snapshot.sequence for ticket in snapshot.tickets.values()):
+        yield "a ticket's fence is ahead of the sequence"
+
+
+def _scopes(snapshot: Snapshot) -> Iterator[str]:
+    by_key = {(key, scope) for key, scopes in snapshot.scopes_of.items() for scope in scopes}
+    by_scope = {(key, scope) for scope, keys in snapshot.keys_of_scope.items() for key in keys}
+    if by_key != by_scope:
+        yield "the two indexes of scopes disagree"
+    occupied = snapshot.entries.keys() | snapshot.ticket_of.keys()
+    if occupied != snapshot.scopes_of.keys():
+        yield "scopes are kept for other keys than those published or ticketed"
+    for key, scopes in snapshot.scopes_of.items():
+        if sorted(scope.split(":")[0] for scope in scopes if not scope.startswith("document:")) != ["model", "tenant"]:
+            yield f"key {key.hex()} has not one tenant and one model"

@@ -1,0 +1,72 @@
+"""Derivation of stored keys and scope digests: keyed BLAKE3 over length-prefixed fields.
+
+Without the secret nobody can compute a key, so a tenant can neither guess nor name another tenant's entries.
+"""
+
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from services.cache.domain.values import EntryKind, Epochs, Namespace, Scopes
+
+__all__ = ["KeyDeriver", "KeySubject", "pack_fields"]
+
+
+def pack_fields(*fields: bytes) -> bytes:
+    """Join fields, each behind its length in 8 bytes, so that different field lists never give equal bytes."""
+    return b"".join(len(field).to_bytes(8, "big") + field for field in fields)
+
+
+@dataclass(frozen=True, slots=True)
+class KeySubject:
+    """What a stored key is computed over, besides the secret."""
+
+    namespace: Namespace
+    model: str
+    epochs: Epochs
+    profile_digest: str
+    kind: EntryKind
+    content_hash: bytes
+
+
+class KeyDeriver:
+    """Holds keys derived from the service's secret; pure otherwise."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._entry_key = blake3(secret, derive_key_context="hypic cache 1 entry key").digest()
+        self._scope_key = blake3(secret, derive_key_context="hypic cache 1 scope").digest()
+
+    def entry_key(self, subject: KeySubject) -> bytes:
+        """The stored key, 32 bytes."""
+        fields = pack_fields(
+            subject.namespace.tenant.encode(),
+            subject.namespace.salt.encode(),
+            str(subject.epochs.tenant).encode(),
+            subject.model.encode(),
+            str(subject.epochs.model).encode(),
+            subject.profile_digest.encode(),
+            subject.kind.encode(),
+            subject.content_hash,
+        )
+        return blake3(fields, key=self._entry_key).digest()
+
+    def scopes(self, tenant: str, model: str, document_id: str = "") -> Scopes:
+        """The scopes of one planned entry; an empty document id names no document."""
+        documents = frozenset({self.document_scope(tenant, document_id)}) if document_id else frozenset[str]()
+        return Scopes(self.tenant_scope(tenant), self.model_scope(model), documents)
+
+    def tenant_scope(self, tenant: str) -> str:
+        """Everything of a tenant, under every salt."""
+        return self._scope("tenant", tenant)
+
+    def model_scope(self, model: str) -> str:
+        """Everything that a model computed, of every tenant."""
+        return self._scope("model", model)
+
+    def document_scope(self, tenant: str, document_id: str) -> str:
+        """One document of a tenant, under every salt."""
+        return self._scope("document", tenant, document_id)
+
+    def _scope(self, kind: str, *names: str) -> str:
+        fields = pack_fields(kind.encode(), *(name.encode() for name in names))
+        return f"{kind}:{blake3(fields, key=self._scope_key).hexdigest(length=16)}"

@@ -1,0 +1,53 @@
+"""Settings of the cache service: environment variables that start with `HYPIC_CACHE_`."""
+
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.cache.domain.values import Limits
+from services.common.settings import ServiceSettings
+
+__all__ = ["CacheSettings"]
+
+_MIN_SECRET_LENGTH = 16
+
+
+class CacheSettings(ServiceSettings):
+    """The Redis instance of `redis_url` must not evict (`maxmemory-policy noeviction`)."""
+
+    model_config = SettingsConfigDict(env_prefix="HYPIC_CACHE_", frozen=True, extra="forbid")
+
+    listen_address: str = Field("127.0.0.1:7101", pattern=r"^.+:\d+$", description="host:port of the gRPC server.")
+    metrics_host: str = Field("127.0.0.1", description="Where /metrics listens.")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics; 0 serves none.")
+    directory: Literal["memory", "redis"] = Field("memory", description="Where the directory lives.")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis of the directory.")
+    redis_prefix: str = Field("hypic", pattern=r"^[^{}]+$", description="Start of every key in Redis.")
+    secret: SecretStr | None = Field(
+        None,
+        description="Secret behind keys and receipts. Without one, a memory directory makes a random secret "
+        "and restores nothing after a restart.",
+    )
+    budget_bytes: int = Field(2 << 30, gt=0, description="Bytes that all published copies together may hold.")
+    lease_seconds: float = Field(30.0, gt=0, le=3600, description="Life of a lease when a plan names none.")
+    ticket_seconds: float = Field(60.0, gt=0, description="Least life of a ticket.")
+    worker_ttl_seconds: float = Field(15.0, gt=0, description="After this long without heartbeat a worker is lost.")
+    grace_seconds: float = Field(5.0, ge=0, description="How long running calls may go on after SIGTERM.")
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> Self:
+        if self.secret is None:
+            if self.directory == "redis":
+                raise ValueError("secret is required with directory=redis: every replica and restart must share it")
+        elif len(self.secret.get_secret_value()) < _MIN_SECRET_LENGTH:
+            raise ValueError(f"secret must have at least {_MIN_SECRET_LENGTH} characters")
+        return self
+
+    def limits(self) -> Limits:
+        """The directory's policy."""
+        return Limits(
+            budget_bytes=self.budget_bytes,
+            ticket_seconds=self.ticket_seconds,
+            worker_ttl_seconds=self.worker_ttl_seconds,
+        )

@@ -1,0 +1,104 @@
+"""A directory under test behind the real `SegmentCache`, with a clock that only the test moves."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from services.cache.adapters.memory import MemoryDirectory
+from services.cache.adapters.redis_directory import RedisDirectory
+from services.cache.domain.cache import PartEntry, PlanRequest, PublishResult, ResidentCopy, SegmentCache
+from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder
+from services.cache.domain.values import EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
+
+__all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig"]
+
+SECRET = b"a secret of the tests"
+LIMITS = Limits(budget_bytes=1000, ticket_seconds=60.0, worker_ttl_seconds=15.0, settle_seconds=5.0)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds since the Unix epoch, as the test wants them."""
+
+    now: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(slots=True)
+class Rig:
+    """Shorthand for the calls of router and worker."""
+
+    kind: str
+    clock: Clock
+    directory: Directory
+    cache: SegmentCache
+    receipts: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
+
+    async def plan(
+        self,
+        *contents: str,
+        tenant: str = "acme",
+        salt: str = "",
+        model: str = "model-1",
+        lease_id: str = "",
+        document: str | None = None,
+        seconds: float = 30.0,
+    ) -> PlanReply:
+        """Plan segments; each content is its own document unless one is named."""
+        entries = tuple(
+            PartEntry(
+                EntryKind.SEGMENT, sha256(one.encode()).digest(), 100, f"doc-{one}" if document is None else document
+            )
+            for one in contents
+        )
+        return await self.cache.plan(
+            PlanRequest(Namespace(tenant, salt), model, "profile-1", entries, seconds, lease_id)
+        )
+
+    async def outcomes(self, *contents: str, tenant: str = "acme", salt: str = "") -> list[PlanOutcome]:
+        """How the parts stand for a newcomer, who leaves no trace of leases or tickets."""
+        reply = await self.plan(*contents, tenant=tenant, salt=salt)
+        await self.cache.release(reply.lease_id)
+        return [entry.outcome for entry in reply.entries]
+
+    async def publish(self, planned: PlannedEntry, worker: str = "w1", size: int = 100) -> PublishResult:
+        """Publish what a COLD entry's ticket allows, keeping the receipt."""
+        assert planned.ticket is not None
+        order = PublishOrder(planned.key, planned.ticket.ticket_id, planned.ticket.fence, worker, "host", size)
+        result = await self.cache.publish(order)
+        if result.outcome is PublishOutcome.ACCEPTED:
+            self.receipts[worker, planned.key] = result.receipt
+        return result
+
+    async def store(self, *contents: str, worker: str = "w1", size: int = 100, tenant: str = "acme") -> list[bytes]:
+        """Plan, publish and release parts that are cold; their keys."""
+        reply = await self.plan(*contents, tenant=tenant)
+        for planned in reply.entries:
+            result = await self.publish(planned, worker, size)
+            assert result.outcome is PublishOutcome.ACCEPTED
+        await self.cache.release(reply.lease_id)
+        return [planned.key for planned in reply.entries]
+
+    async def beat(self, worker: str = "w1", keys: list[bytes] | None = None) -> set[bytes]:
+        """A heartbeat that lists these keys with the receipts kept for them; the keys to drop."""
+        resident = [ResidentCopy(key, "host", self.receipts.get((worker, key), b"")) for key in keys or []]
+        return set(await self.cache.heartbeat(worker, f"{worker}.test:7201", resident))
+
+
+def create_rig(kind: str, redis_url: str, limits: Limits = LIMITS, clock: Clock | None = None) -> Rig:
+    """A rig over an empty directory."""
+    clock = clock or Clock()
+    directory: Directory
+    if kind == "memory":
+        directory = MemoryDirectory(limits, clock)
+    else:
+        directory = RedisDirectory(redis_url, f"test-{secrets.token_hex(6)}", limits, clock)
+    return Rig(kind, clock, directory, SegmentCache(directory, SECRET))
+
+
+async def gather_plans(rig: Rig, count: int, *contents: str) -> list[PlanReply]:
+    """Concurrent plans for the same parts."""
+    return list(await asyncio.gather(*(rig.plan(*contents) for _ in range(count))))

@@ -1,0 +1,255 @@
+"""The running cache service over real gRPC."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hypic.v1 import cache_pb2 as pb
+from hypic.v1 import cache_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from services.cache.bootstrap import start
+from services.cache.settings import CacheSettings
+from services.common.rpc import LIVENESS, READINESS, create_channel
+from tests.redis_server import RedisServer
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SECRET = "a secret of the tests"
+DEADLINE_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Service:
+    stub: "cache_pb2_grpc.CacheServiceAsyncStub"
+    health: Any
+    registry: CollectorRegistry
+
+    async def status(self, name: str) -> int:
+        reply = await self.health.Check(health_pb2.HealthCheckRequest(service=name), timeout=DEADLINE_SECONDS)
+        return int(reply.status)
+
+    async def plan(self, lease_id: str = "") -> pb.PlanResponse:
+        entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=400, document_id="d")
+        message = pb.PlanRequest(
+            namespace=pb.Namespace(tenant="acme"), model="m", profile_digest="p", entries=[entry], lease_id=lease_id
+        )
+        return await self.stub.Plan(message, timeout=DEADLINE_SECONDS)
+
+    async def publish(self, planned: pb.PlannedEntry, size_bytes: int = 1000) -> pb.PublishResponse:
+        message = pb.PublishRequest(
+            key=planned.key,
+            ticket_id=planned.ticket.ticket_id,
+            fence=planned.ticket.fence,
+            worker_id="w1",
+            tier="host",
+            size_bytes=size_bytes,
+        )
+        return await self.stub.Publish(message, timeout=DEADLINE_SECONDS)
+
+    async def beat(self, *resident: pb.ResidentEntry) -> pb.HeartbeatResponse:
+        message = pb.HeartbeatRequest(worker_id="w1", address="10.0.0.1:7201", resident=resident)
+        return await self.stub.Heartbeat(message, timeout=DEADLINE_SECONDS)
+
+
+@asynccontextmanager
+async def running(settings: CacheSettings) -> AsyncIterator[Service]:
+    registry = CollectorRegistry()
+    process = await start(settings, registry)
+    try:
+        async with create_channel(process.address) as channel:
+            yield Service(cache_pb2_grpc.CacheServiceStub(channel), health_pb2_grpc.HealthStub(channel), registry)
+    finally:
+        await process.stop(0.0)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    async with running(CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET)) as one:
+        yield one
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="hypic-redis-") as folder:
+        server = RedisServer(Path(folder))
+        server.start()
+        yield server
+        server.stop()
+
+
+async def test_a_part_from_cold_to_hit(service: Service) -> None:
+    assert (await service.beat()).time_to_live_seconds == 15.0
+    cold = await service.plan()
+    assert cold.entries[0].outcome == pb.PLAN_OUTCOME_COLD
+    assert cold.entries[0].ticket.expires_in_seconds == pytest.approx(60, abs=1)
+    pending = await service.plan()
+    assert pending.entries[0].outcome == pb.PLAN_OUTCOME_PENDING
+    assert 50 < pending.entries[0].owner_expires_in_seconds <= 60
+    published = await service.publish(cold.entries[0])
+    assert published.outcome == pb.PUBLISH_OUTCOME_ACCEPTED
+    assert published.receipt
+    hit = await service.plan(lease_id=pending.lease_id)
+    assert hit.lease_id == pending.lease_id
+    assert hit.entries[0].outcome == pb.PLAN_OUTCOME_HIT
+    assert hit.entries[0].holders[0] == pb.Holder(worker_id="w1", address="10.0.0.1:7201", tier="host")
+    for lease_id in (cold.lease_id, pending.lease_id, cold.lease_id):
+        await service.stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=DEADLINE_SECONDS)
+
+
+async def test_a_restarted_service_is_rebuilt_by_heartbeats(service: Service) -> None:
+    await service.beat()
+    planned = (await service.plan()).entries[0]
+    receipt = (await service.publish(planned)).receipt
+    resident = pb.ResidentEntry(key=planned.key, tier="gpu", receipt=receipt)
+    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET)
+    async with running(settings) as restarted:
+        assert list((await restarted.beat(resident)).drop_keys) == []
+        hit = (await restarted.plan()).entries[0]
+        assert (hit.outcome, hit.holders[0].tier) == (pb.PLAN_OUTCOME_HIT, "gpu")
+    other = CacheSettings.from_environment(listen_address="127.0.0.1:0")
+    async with running(other) as stranger:
+        assert list((await stranger.beat(resident)).drop_keys) == [planned.key]
+
+
+@pytest.mark.parametrize(
+    "scope", [{"document_id": "d"}, {"whole_tenant": True}, {"model": "m"}], ids=["document", "tenant", "model"]
+)
+async def test_invalidation(service: Service, scope: dict[str, Any]) -> None:
+    await service.beat()
+    planned = (await service.plan()).entries[0]
+    receipt = (await service.publish(planned)).receipt
+    message = pb.InvalidateRequest(namespace=pb.Namespace(tenant="acme"), **scope)
+    assert (await service.stub.Invalidate(message, timeout=DEADLINE_SECONDS)).num_entries == 1
+    assert (await service.plan()).entries[0].outcome == pb.PLAN_OUTCOME_COLD
+    resident = pb.ResidentEntry(key=planned.key, tier="host", receipt=receipt)
+    assert list((await service.beat(resident)).drop_keys) == [planned.key]
+
+
+BAD: dict[str, tuple[str, Any, grpc.StatusCode, str]] = {
+    "kind": (
+        "Plan",
+        pb.PlanRequest(model="m", profile_digest="p", entries=[pb.PlanEntry(content_hash=b"c" * 32, num_tokens=1)]),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "entries[0].kind",
+    ),
+    "hash": (
+        "Plan",
+        pb.PlanRequest(
+            model="m", profile_digest="p", entries=[pb.PlanEntry(kind=pb.ENTRY_KIND_PREFIX, content_hash=b"c")]
+        ),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "entries[0].content_hash",
+    ),
+    "model": ("Plan", pb.PlanRequest(profile_digest="p"), grpc.StatusCode.INVALID_ARGUMENT, "model"),
+    "duration": (
+        "Plan",
+        pb.PlanRequest(model="m", profile_digest="p", lease_seconds=-1),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "lease_seconds",
+    ),
+    "lease": ("Renew", pb.RenewRequest(lease_id="none"), grpc.StatusCode.NOT_FOUND, "none"),
+    "size": (
+        "Publish",
+        pb.PublishRequest(key=b"k" * 32, ticket_id="t", worker_id="w1"),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "size_bytes",
+    ),
+    "scope": ("Invalidate", pb.InvalidateRequest(), grpc.StatusCode.INVALID_ARGUMENT, "scope"),
+    "not the tenant": (
+        "Invalidate",
+        pb.InvalidateRequest(whole_tenant=False),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "scope",
+    ),
+    "worker": ("Heartbeat", pb.HeartbeatRequest(address="a:1"), grpc.StatusCode.INVALID_ARGUMENT, "worker_id"),
+    "resident": (
+        "Heartbeat",
+        pb.HeartbeatRequest(worker_id="w", address="a:1", resident=[pb.ResidentEntry(key=b"short")]),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "resident.key",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD))
+async def test_bad_requests_name_the_field(service: Service, case: str) -> None:
+    method, message, code, name = BAD[case]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await getattr(service.stub, method)(message, timeout=DEADLINE_SECONDS)
+    assert caught.value.code() is code
+    assert name in (caught.value.details() or "")
+
+
+async def test_a_publish_of_an_unknown_worker_is_a_conflict(service: Service) -> None:
+    planned = (await service.plan()).entries[0]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.publish(planned)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_metrics_count_what_happened(service: Service) -> None:
+    await service.beat()
+    await service.publish((await service.plan()).entries[0])
+    await service.plan()
+    sample = service.registry.get_sample_value
+    labels = {"kind": "segment", "outcome": "cold"}
+    assert sample("hypic_cache_plan_entries_total", labels) == 1
+    assert sample("hypic_cache_plan_entries_total", {**labels, "outcome": "hit"}) == 1
+    assert sample("hypic_cache_publishes_total", {"outcome": "accepted"}) == 1
+    assert sample("hypic_cache_plan_seconds_count") == 2
+
+
+async def test_readiness_follows_redis(own_server: RedisServer) -> None:
+    settings = CacheSettings.from_environment(
+        listen_address="127.0.0.1:0", directory="redis", redis_url=own_server.url, secret=SECRET
+    )
+    async with running(settings) as service:
+        assert await service.status(READINESS) == SERVING
+        own_server.stop()
+        await reaches(service, NOT_SERVING)
+        assert await service.status(LIVENESS) == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.plan()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        own_server.start()
+        await reaches(service, SERVING)
+        assert (await service.plan()).entries[0].outcome == pb.PLAN_OUTCOME_COLD
+
+
+async def reaches(service: Service, wanted: int) -> None:
+    for _ in range(int(DEADLINE_SECONDS / 0.1)):
+        if await service.status(READINESS) == wanted:
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("readiness did not follow Redis")
+
+
+def test_sigterm_ends_the_process_with_status_0() -> None:
+    environment = {**os.environ, "HYPIC_CACHE_LISTEN_ADDRESS": "127.0.0.1:0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", "from services.cache.bootstrap import main; main()"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert '"address": "127.0.0.1:' in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert '"event": "stopped"' in process.stderr.read()
+        assert process.wait() == 0
+
+
+def test_a_bad_setting_ends_the_process_with_status_2() -> None:
+    environment = {**os.environ, "HYPIC_CACHE_DIRECTORY": "redis", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", "from services.cache.bootstrap import main; main()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "secret" in done.stderr

@@ -1,0 +1,147 @@
+"""What every directory does about workers: heartbeats, lost copies, receipts after a lost memory."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.cache.domain.values import PlanOutcome, PublishOutcome
+from tests.contract.directory_rig import Rig, create_rig
+from tests.redis_server import RedisServer
+
+HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
+
+
+@pytest.fixture
+async def reborn(rig: Rig, redis_server: RedisServer) -> AsyncIterator[Rig]:
+    """The same service after it lost its memory: the secret, the clock and the workers' receipts remain."""
+    fresh = create_rig(rig.kind, redis_server.url, clock=rig.clock)
+    fresh.receipts = rig.receipts
+    yield fresh
+    await fresh.directory.check_integrity()
+    await fresh.directory.close()
+
+
+async def test_entries_vanish_when_their_last_holder_is_silent(rig: Rig) -> None:
+    await rig.beat("w2")
+    (first,) = await rig.store("a", worker="w1")
+    (second,) = await rig.store("b", worker="w2")
+    rig.clock.now += 10
+    await rig.beat("w2", [second])
+    rig.clock.now += 6
+    assert await rig.outcomes("a", "b") == [COLD, HIT]
+    assert (await rig.directory.usage()).used_bytes == 100
+    assert await rig.beat("w1", [first]) == set()
+    assert await rig.outcomes("a") == [HIT]
+
+
+async def test_a_silent_holders_entry_leaves_its_leases(rig: Rig) -> None:
+    await rig.store("a")
+    lease = await rig.plan("a")
+    rig.clock.now += 16
+    await rig.cache.renew(lease.lease_id, 30)
+    assert (await rig.plan("a", lease_id=lease.lease_id)).entries[0].outcome is COLD
+
+
+async def test_a_copy_that_is_no_longer_listed_is_lost(rig: Rig) -> None:
+    first, second = await rig.store("a", "b")
+    rig.clock.now += 6
+    assert await rig.beat("w1", [second]) == set()
+    assert await rig.outcomes("a", "b") == [COLD, HIT]
+    assert first != second
+
+
+async def test_a_heartbeat_older_than_a_publish_costs_nothing(rig: Rig) -> None:
+    await rig.store("a")
+    rig.clock.now += 4
+    assert await rig.beat("w1", []) == set()
+    assert await rig.outcomes("a") == [HIT]
+
+
+async def test_copies_without_a_proof_are_dropped(rig: Rig) -> None:
+    (key,) = await rig.store("a")
+    stranger = b"s" * 32
+    assert await rig.beat("w1", [key, stranger]) == {stranger}
+    await rig.beat("w2")
+    rig.receipts["w2", key] = rig.receipts["w1", key]
+    assert await rig.beat("w2", [key]) == {key}
+
+
+async def test_an_address_change_reaches_the_holders(rig: Rig) -> None:
+    await rig.store("a")
+    await rig.cache.heartbeat("w1", "elsewhere:1", [])
+    assert (await rig.plan("a")).entries[0].holders[0].address == "elsewhere:1"
+
+
+async def test_heartbeats_rebuild_a_lost_directory(rig: Rig, reborn: Rig) -> None:
+    keys = await rig.store("a", "b")
+    assert await reborn.outcomes("a", "b") == [COLD, COLD]
+    assert await reborn.beat("w1", keys) == set()
+    assert await reborn.outcomes("a", "b") == [HIT, HIT]
+    assert (await reborn.directory.usage()).used_bytes == 200
+    assert await reborn.cache.invalidate_document("acme", "doc-a") == 1
+    assert await reborn.beat("w1", keys) == {keys[0]}
+
+
+async def test_a_forged_receipt_restores_nothing(rig: Rig, reborn: Rig) -> None:
+    (key,) = await rig.store("a")
+    receipt = rig.receipts["w1", key]
+    forged = [receipt[:-1], receipt[:-2] + b" }", b"\0" * 32 + receipt[32:], b"", receipt[:10]]
+    forged += [receipt.replace(b'"size":100', b'"size":101')]
+    for attempt in forged:
+        reborn.receipts["w1", key] = attempt
+        assert await reborn.beat("w1", [key]) == {key}
+    assert await reborn.outcomes("a") == [COLD]
+
+
+@pytest.mark.parametrize("scope", ["tenant", "model", "document"])
+async def test_a_receipt_from_before_an_invalidation_restores_nothing(rig: Rig, scope: str) -> None:
+    (key,) = await rig.store("a")
+    rig.clock.now += 20
+    if scope == "tenant":
+        await rig.cache.invalidate_tenant("acme")
+    elif scope == "model":
+        await rig.cache.invalidate_model("model-1")
+    else:
+        await rig.cache.invalidate_document("acme", "doc-a")
+    assert await rig.beat("w1", [key]) == {key}
+    assert await rig.outcomes("a") == [COLD]
+
+
+async def test_a_lost_epoch_is_learnt_from_a_newer_receipt(rig: Rig, reborn: Rig) -> None:
+    (old,) = await rig.store("a")
+    await rig.cache.invalidate_tenant("acme")
+    (new,) = await rig.store("b")
+    assert await reborn.beat("w1", [old]) == set()
+    waiting = (await reborn.plan("b")).entries[0]
+    assert await reborn.beat("w1", [old, new]) == set()
+    assert await reborn.outcomes("a", "b") == [COLD, HIT]
+    assert await reborn.beat("w1", [old, new]) == {old}
+    assert (await reborn.publish(waiting)).outcome is PublishOutcome.INVALIDATED
+
+
+async def test_a_restored_entry_ends_the_ticket_that_would_replace_it(rig: Rig, reborn: Rig) -> None:
+    (key,) = await rig.store("a")
+    await reborn.beat("w2")
+    late = (await reborn.plan("a", document="second name")).entries[0]
+    assert await reborn.beat("w1", [key]) == set()
+    assert (await reborn.publish(late, "w2")).outcome is PublishOutcome.FENCED
+    assert await reborn.outcomes("a") == [HIT]
+    assert await reborn.cache.invalidate_document("acme", "second name") == 1
+
+
+async def test_other_bytes_of_a_published_key_are_dropped(rig: Rig) -> None:
+    (key,) = await rig.store("a", worker="w1")
+    rig.clock.now += 16
+    await rig.beat("w2")
+    assert await rig.store("a", worker="w2") == [key]
+    assert await rig.beat("w1", [key]) == {key}
+    assert [holder.worker_id for holder in (await rig.plan("a")).entries[0].holders] == ["w2"]
+
+
+async def test_restoring_respects_the_budget_and_evicts_nothing(rig: Rig) -> None:
+    (old,) = await rig.store("a", size=600)
+    rig.clock.now += 16
+    await rig.beat("w1")
+    await rig.store("b", size=600)
+    assert await rig.beat("w1", [old]) == {old}
+    assert await rig.outcomes("b") == [HIT]

@@ -1,0 +1,113 @@
+"""What only the Redis directory has to hold: outages, lost scripts, several replicas, the server's own clock."""
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+
+from services.cache.adapters.redis_directory import RedisDirectory
+from services.cache.domain.cache import SegmentCache
+from services.cache.domain.errors import DirectoryUnavailableError
+from services.cache.domain.values import PlanOutcome
+from tests.contract.directory_rig import LIMITS, SECRET, Rig, create_rig
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server that a test may stop and start."""
+    with tempfile.TemporaryDirectory(prefix="hypic-redis-") as folder:
+        server = RedisServer(Path(folder))
+        server.start()
+        yield server
+        server.stop()
+
+
+async def test_an_outage_is_reported_at_once_and_ends_with_it(own_server: RedisServer) -> None:
+    rig = create_rig("redis", own_server.url)
+    await rig.beat("w1")
+    await rig.store("a")
+    own_server.stop()
+    for _ in range(2):
+        started = time.monotonic()
+        with pytest.raises(DirectoryUnavailableError, match="Redis does not answer"):
+            await rig.plan("a")
+        assert time.monotonic() - started < 5
+    own_server.start()
+    assert await rig.outcomes("a") == [PlanOutcome.COLD]
+    await rig.beat("w1", [key for _, key in rig.receipts])
+    assert await rig.outcomes("a") == [PlanOutcome.HIT]
+    await rig.directory.check_integrity()
+    await rig.directory.close()
+
+
+async def test_a_server_that_hangs_is_unavailable_too(own_server: RedisServer) -> None:
+    rig = create_rig("redis", own_server.url)
+    await rig.plan("a")
+    await asyncio.to_thread(own_server.run, "CLIENT", "PAUSE", "2500", "ALL")
+    with pytest.raises(DirectoryUnavailableError):
+        await rig.plan("a")
+    await rig.directory.close()
+
+
+async def test_flushed_scripts_are_loaded_again(redis_server: RedisServer) -> None:
+    rig = create_rig("redis", redis_server.url)
+    await rig.beat("w1")
+    await rig.store("a")
+    await asyncio.to_thread(redis_server.run, "SCRIPT", "FLUSH")
+    assert await rig.outcomes("a") == [PlanOutcome.HIT]
+    await rig.directory.close()
+
+
+async def test_replicas_share_one_directory_on_the_servers_clock(redis_server: RedisServer) -> None:
+    prefix = f"test-{secrets.token_hex(6)}"
+    rigs = []
+    for _ in range(2):
+        directory = RedisDirectory(redis_server.url, prefix, LIMITS)
+        rig = create_rig("memory", "")
+        rigs.append(Rig("redis", rig.clock, directory, SegmentCache(directory, SECRET)))
+    await rigs[0].beat("w1")
+    plans = await asyncio.gather(*(rig.plan("a") for rig in rigs for _ in range(20)))
+    cold = [reply.entries[0] for reply in plans if reply.entries[0].outcome is PlanOutcome.COLD]
+    assert len(cold) == 1
+    assert cold[0].ticket is not None
+    assert cold[0].ticket.expires_in_seconds == pytest.approx(60)
+    assert abs(cold[0].ticket.fence / 1e6 - time.time()) < 60
+    await rigs[1].publish(cold[0])
+    assert await rigs[0].outcomes("a") == [PlanOutcome.HIT]
+    for rig in rigs:
+        await rig.directory.check_integrity()
+        await rig.directory.close()
+
+
+async def test_every_key_lies_under_the_prefix_and_names_no_tenant(own_server: RedisServer) -> None:
+    rig = create_rig("redis", own_server.url)
+    await rig.beat("w1")
+    await rig.store("a", tenant="acme")
+    client = redis.asyncio.Redis.from_url(own_server.url, decode_responses=True)
+    names = [name async for name in client.scan_iter()]
+    assert len({name.split(":")[0] for name in names}) == 1
+    assert all(name.startswith("{test-") for name in names)
+
+    assert not any("acme" in name or "doc-a" in name for name in names)
+    await client.aclose()
+    await rig.directory.close()
+
+
+async def test_a_released_directory_leaves_no_keys_behind(own_server: RedisServer) -> None:
+    rig = create_rig("redis", own_server.url)
+    await rig.beat("w1")
+    await rig.store("a", "b")
+    await rig.plan("c", "a")
+    rig.clock.now += 100
+    await rig.directory.usage()
+    client = redis.asyncio.Redis.from_url(own_server.url, decode_responses=True)
+    left = {name.split(":", 1)[1] async for name in client.scan_iter()}
+    assert left == {"bytes", "sequence"}
+    await client.aclose()
+    await rig.directory.close()

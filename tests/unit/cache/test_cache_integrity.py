@@ -1,0 +1,69 @@
+"""Each broken invariant is seen: a check that cannot fail would hide every other fault."""
+
+from dataclasses import replace
+
+import pytest
+
+from services.cache.domain.errors import IntegrityError
+from services.cache.domain.integrity import (
+    EntryState,
+    LeaseState,
+    Snapshot,
+    TicketState,
+    require_integrity,
+    violations,
+)
+
+A, B = b"a" * 32, b"b" * 32
+SCOPES = frozenset({"tenant:1", "model:2", "document:3"})
+SOUND = Snapshot(
+    budget_bytes=100,
+    used_bytes=60,
+    sequence=9,
+    entries={A: EntryState(30, frozenset({"w1", "w2"}), frozenset({"l1"}))},
+    tickets={"t1": TicketState(B, 9, "l1", dead=False), "t0": TicketState(B, 8, "gone", dead=True)},
+    ticket_of={B: "t1"},
+    leases={"l1": LeaseState(frozenset({A}), frozenset({"t1"}))},
+    idle=frozenset(),
+    held={"w1": frozenset({A}), "w2": frozenset({A})},
+    marked={"w1": frozenset({B})},
+    scopes_of={A: SCOPES, B: SCOPES},
+    keys_of_scope=dict.fromkeys(SCOPES, frozenset({A, B})),
+)
+BROKEN = {
+    "counter": replace(SOUND, used_bytes=30),
+    "budget": replace(SOUND, budget_bytes=59),
+    "no holder": replace(SOUND, used_bytes=0, held={}, entries={A: EntryState(30, frozenset(), frozenset({"l1"}))}),
+    "holder": replace(SOUND, held={"w1": frozenset({A})}),
+    "marked": replace(SOUND, marked={"w1": frozenset({A})}),
+    "lease": replace(SOUND, leases={"l1": LeaseState(frozenset(), frozenset({"t1"}))}),
+    "lost lease": replace(SOUND, leases={}),
+    "idle": replace(SOUND, idle=frozenset({A})),
+    "owned": replace(SOUND, leases={"l1": LeaseState(frozenset({A}), frozenset())}),
+    "live ticket": replace(SOUND, ticket_of={}),
+    "dead ticket": replace(SOUND, ticket_of={B: "t0"}),
+    "both": replace(SOUND, tickets={"t1": TicketState(A, 9, "l1", dead=False)}, ticket_of={A: "t1"}),
+    "fence": replace(SOUND, sequence=8),
+    "scope index": replace(SOUND, keys_of_scope=dict.fromkeys(SCOPES, frozenset({A}))),
+    "scopes of nothing": replace(
+        SOUND,
+        scopes_of={**SOUND.scopes_of, b"c" * 32: SCOPES},
+        keys_of_scope=dict.fromkeys(SCOPES, frozenset({A, B, b"c" * 32})),
+    ),
+    "no tenant": replace(
+        SOUND,
+        scopes_of=dict.fromkeys((A, B), SCOPES - {"tenant:1"}),
+        keys_of_scope=dict.fromkeys(SCOPES - {"tenant:1"}, frozenset({A, B})),
+    ),
+}
+
+
+def test_a_sound_directory_has_no_violations() -> None:
+    assert violations(SOUND) == []
+    require_integrity(SOUND)
+
+
+@pytest.mark.parametrize("fault", list(BROKEN))
+def test_each_fault_is_found(fault: str) -> None:
+    with pytest.raises(IntegrityError):
+        require_integrity(BROKEN[fault])
