@@ -1,0 +1,1 @@
+"""What connects the engine to files, threads, gRPC and the cache service."""

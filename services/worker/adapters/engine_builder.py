@@ -1,0 +1,54 @@
+"""Builds the engine from settings; runs on the engine's thread."""
+
+import torch
+
+from services.worker.adapters.served_model import ServedModel
+from services.worker.engine.context import CaptureProfile, EngineContext
+from services.worker.engine.limits import EngineLimits
+from services.worker.engine.loop import Engine
+from services.worker.mixers.gated_attention import FullAttentionShape
+from services.worker.mixers.state import DeviceMemory
+from services.worker.models.errors import CheckpointError
+from services.worker.models.registry import load_checkpoint
+from services.worker.models.spec import ModelSpec
+from services.worker.settings import WorkerSettings
+
+__all__ = ["build_engine"]
+
+
+def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
+    """Load the weights and allocate the pools.
+
+    Raises:
+        CheckpointError: the weights cannot be served, or the device is not there.
+    """
+    if settings.device.startswith("cuda") and not torch.cuda.is_available():
+        raise CheckpointError(f"HYPIC_WORKER_DEVICE is {settings.device} but torch sees no GPU; set it to cpu")
+    torch.set_num_threads(settings.torch_threads)
+    dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
+    num_pages = settings.page_bytes // (_token_bytes(served.spec, dtype) * settings.page_tokens)
+    if num_pages * settings.page_tokens < 2 * served.spec.conv_history + served.profile.seam_window + 2:
+        raise CheckpointError(
+            f"HYPIC_WORKER_PAGE_BYTES of {settings.page_bytes} holds only {num_pages} pages; raise it"
+        )
+    memory = DeviceMemory(
+        torch.device(settings.device), dtype, num_pages, settings.page_tokens, num_slots=settings.max_running
+    )
+    model = load_checkpoint(settings.checkpoint, memory)
+    profile = CaptureProfile(served.profile.seam_window, served.prime_ids)
+    limits = EngineLimits(
+        context_length=served.context_length,
+        max_waiting=settings.max_waiting,
+        max_running=settings.max_running,
+        layer_tokens=settings.layer_tokens,
+        capture_tokens=settings.capture_tokens,
+    )
+    return Engine(EngineContext.create(model, memory, profile, settings.state_bytes), limits)
+
+
+def _token_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Keys and values of one token over all attention layers; at least 1, for models without any."""
+    per_layer = (
+        2 * shape.num_kv_heads * shape.head_dim for shape in spec.mixers if isinstance(shape, FullAttentionShape)
+    )
+    return max(1, sum(per_layer) * dtype.itemsize)

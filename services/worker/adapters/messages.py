@@ -1,0 +1,195 @@
+"""Wire messages to engine types and back; the only module of the worker that knows both."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from hypic.v1 import worker_pb2
+
+from services.common.content import HASH_BYTES
+from services.common.errors import HypicError, InternalError, InvalidRequestError, OverloadedError
+from services.common.rpc import CHUNK_BYTES
+from services.worker.adapters.served_model import ServedModel
+from services.worker.engine.requests import (
+    CaptureSegment,
+    EngineError,
+    EngineFullError,
+    FinishedEvent,
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    PrefilledEvent,
+    PromptPart,
+    PromptTooLargeError,
+    ServedPart,
+    Serving,
+    SnapshotOrder,
+    TokenEvent,
+)
+from services.worker.engine.sampling import SamplingOptions
+
+__all__ = [
+    "capture_segments",
+    "describe",
+    "event_message",
+    "generate_request",
+    "service_error",
+]
+
+_SERVING = {
+    worker_pb2.PART_SERVING_LIVE: Serving.LIVE,
+    worker_pb2.PART_SERVING_SEGMENT: Serving.SEGMENT,
+    worker_pb2.PART_SERVING_PREFIX: Serving.PREFIX,
+}
+_SERVING_MESSAGE = {serving: message for message, serving in _SERVING.items()}
+_FINISH_MESSAGE = {
+    FinishReason.STOP: worker_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: worker_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def service_error(error: EngineError) -> HypicError:
+    """The engine's error as one that crosses the wire."""
+    if isinstance(error, PromptTooLargeError):
+        return InvalidRequestError(str(error))
+    if isinstance(error, EngineFullError):
+        return OverloadedError(str(error))
+    return InternalError(str(error))
+
+
+def generate_request(
+    message: worker_pb2.GenerateRequest, call_id: str, vocab_size: int, sink: Callable[[GenerateEvent], None]
+) -> GenerateRequest:
+    """A checked request.
+
+    Raises:
+        InvalidRequestError: a field is missing or out of range.
+    """
+    if not message.parts or not message.parts[-1].token_ids:
+        raise InvalidRequestError("parts: the last part must be live and have at least one token")
+    if message.parts[-1].serving != worker_pb2.PART_SERVING_LIVE:
+        raise InvalidRequestError("parts: the last part must be live")
+    return GenerateRequest(
+        request_id=call_id,
+        parts=tuple(_part(index, part, vocab_size) for index, part in enumerate(message.parts)),
+        sampling=_sampling(message.sampling),
+        sink=sink,
+        prefix_key=message.prefix_key,
+        snapshots=tuple(_snapshot(order, len(message.parts)) for order in message.snapshots),
+    )
+
+
+def _part(index: int, part: worker_pb2.PromptPart, vocab_size: int) -> PromptPart:
+    serving = _SERVING.get(part.serving)
+    if serving is None:
+        raise InvalidRequestError(f"parts[{index}].serving: {part.serving} is not known")
+    if not part.token_ids:
+        raise InvalidRequestError(f"parts[{index}].token_ids: a part has at least one token")
+    if serving is Serving.SEGMENT:
+        _check_key(f"parts[{index}].key", part.key)
+    _check_ids(f"parts[{index}].token_ids", part.token_ids, vocab_size)
+    return PromptPart(tuple(part.token_ids), serving, part.key)
+
+
+def _snapshot(order: worker_pb2.SnapshotRequest, num_parts: int) -> SnapshotOrder:
+    _check_key("snapshots.key", order.key)
+    if not 1 <= order.after_part < num_parts:
+        raise InvalidRequestError(f"snapshots.after_part: must lie between 1 and {num_parts - 1}")
+    return SnapshotOrder(order.key, order.after_part)
+
+
+def _sampling(message: worker_pb2.Sampling) -> SamplingOptions:
+    try:
+        return SamplingOptions(
+            max_tokens=message.max_tokens,
+            temperature=message.temperature,
+            top_p=message.top_p or 1.0,
+            top_k=message.top_k,
+            seed=message.seed if message.HasField("seed") else None,
+            stop_ids=frozenset(message.stop_token_ids),
+        )
+    except ValueError as error:
+        raise InvalidRequestError(f"sampling: {error}") from error
+
+
+def capture_segments(message: worker_pb2.CaptureRequest, vocab_size: int) -> tuple[CaptureSegment, ...]:
+    """Checked segments.
+
+    Raises:
+        InvalidRequestError: a key or a token id is malformed, or nothing is to be captured.
+    """
+    if not message.segments:
+        raise InvalidRequestError("segments: name at least one")
+    for index, segment in enumerate(message.segments):
+        _check_key(f"segments[{index}].key", segment.key)
+        _check_ids(f"segments[{index}].token_ids", segment.token_ids, vocab_size)
+    return tuple(CaptureSegment(segment.key, tuple(segment.token_ids)) for segment in message.segments)
+
+
+def _check_key(field: str, key: bytes) -> None:
+    if len(key) != HASH_BYTES:
+        raise InvalidRequestError(f"{field}: must have {HASH_BYTES} bytes, not {len(key)}")
+
+
+def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if token_ids and max(token_ids) >= vocab_size:
+        raise InvalidRequestError(f"{field}: {max(token_ids)} is outside the vocabulary of {vocab_size}")
+
+
+def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_pb2.GenerateEvent:
+    """One event of a request."""
+    if isinstance(event, TokenEvent):
+        return worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[event.token_id]))
+    if isinstance(event, FinishedEvent):
+        finished = worker_pb2.Finished(
+            reason=_FINISH_MESSAGE[event.reason],
+            decode_seconds=event.decode_seconds,
+            generated_tokens=event.generated_tokens,
+        )
+        return worker_pb2.GenerateEvent(finished=finished)
+    prefilled = worker_pb2.Prefilled(
+        parts=[_served_part(part) for part in event.parts],
+        queue_seconds=event.queue_seconds,
+        combine_seconds=event.combine_seconds,
+        live_tokens=sum(part.live_tokens for part in event.parts),
+    )
+    return worker_pb2.GenerateEvent(prefilled=prefilled)
+
+
+def _served_part(part: ServedPart) -> worker_pb2.ServedPart:
+    return worker_pb2.ServedPart(
+        serving=_SERVING_MESSAGE[part.serving],
+        live_tokens=part.live_tokens,
+        reused_tokens=part.reused_tokens,
+        tier=part.tier,
+        reason=part.reason,
+    )
+
+
+def describe(served: ServedModel, worker_id: str, min_body: int) -> Iterator[worker_pb2.DescribeResponse]:
+    """The info message, then the tokenizer's bytes."""
+    profile = worker_pb2.Profile(
+        digest=served.profile_digest,
+        seam_window=served.profile.seam_window,
+        min_body=max(min_body, served.spec.conv_history, 1),
+        document_open=served.profile.document_open,
+        document_close=served.profile.document_close,
+        prime_tokens=len(served.prime_ids),
+    )
+    info = worker_pb2.WorkerInfo(
+        worker_id=worker_id,
+        model_name=served.name,
+        model_revision=served.revision,
+        family=served.spec.family,
+        profile=profile,
+        chat_template=served.chat_template,
+        context_length=served.context_length,
+        stop_token_ids=served.stop_token_ids,
+        bos_token=served.bos_token,
+        eos_token=served.eos_token,
+        vocab_size=served.spec.vocab_size,
+        max_live_tokens=served.context_length,
+        can_capture=True,
+        can_combine=True,
+    )
+    yield worker_pb2.DescribeResponse(info=info)
+    for start in range(0, len(served.tokenizer_json), CHUNK_BYTES):
+        yield worker_pb2.DescribeResponse(tokenizer_chunk=served.tokenizer_json[start : start + CHUNK_BYTES])

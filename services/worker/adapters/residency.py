@@ -1,0 +1,103 @@
+"""What this worker has published, and the two ways in which a state comes and goes: publish and drop."""
+
+import asyncio
+from collections.abc import Iterable
+
+from hypic.v1 import cache_pb2, worker_pb2
+
+from services.common.errors import HypicError
+from services.common.telemetry import get_logger
+from services.worker.adapters.cache_client import CacheClient
+from services.worker.adapters.engine_thread import EngineThread
+from services.worker.engine.loop import Engine
+from services.worker.engine.states import SegmentState
+
+__all__ = ["Residency"]
+
+_RETRY_SECONDS = 1.0
+
+
+class Residency:
+    """Keeps the engine's store and the directory in step. A state is kept only while the directory lists it."""
+
+    def __init__(self, engine: EngineThread, cache: CacheClient, tier: str) -> None:
+        self._engine = engine
+        self._cache = cache
+        self._tier = tier
+        self._published: dict[bytes, cache_pb2.ResidentEntry] = {}
+
+    async def publish(self, key: bytes, ticket: worker_pb2.TicketRef, size_bytes: int) -> str:
+        """Publish a state that the store has just taken. Returns why it was not kept; empty when it was."""
+        if key in self._published:
+            return ""
+        try:
+            published = await self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes)
+        except HypicError as error:
+            get_logger().warning("publish_failed", error=str(error))
+            await self.drop([key])
+            return "cache_unavailable"
+        if published.refusal:
+            await self.drop([key])
+            return published.refusal
+        entry = await self._engine.call(lambda engine: self._describe(engine, key, published.receipt))
+        if entry is None:
+            return "state_dropped"
+        self._published[key] = entry
+        await self.drop(published.drop_keys)
+        return ""
+
+    async def drop(self, keys: Iterable[bytes]) -> int:
+        """Make states unreachable here; returns how many were there."""
+        wanted = tuple(keys)
+        for key in wanted:
+            self._published.pop(key, None)
+        if not wanted:
+            return 0
+        return await self._engine.call(lambda engine: sum(engine.context.store.drop(key) for key in wanted))
+
+    async def abandon(self, keys: Iterable[bytes]) -> None:
+        """Drop states of a request that ended before they were published."""
+        await self.drop([key for key in keys if key not in self._published])
+
+    async def keep_reporting(self) -> None:
+        """Heartbeats for ever; survives an absent cache service."""
+        reachable = True
+        while True:
+            pause = _RETRY_SECONDS
+            try:
+                response = await self._cache.heartbeat(list(self._published.values()), await self._load())
+            except HypicError as error:
+                if reachable:
+                    get_logger().warning("cache_unreachable", error=str(error))
+                reachable = False
+            else:
+                reachable = True
+                await self.drop(response.drop_keys)
+                pause = response.time_to_live_seconds / 3
+            await asyncio.sleep(pause)
+
+    async def _load(self) -> cache_pb2.WorkerLoad:
+        def read(engine: Engine) -> cache_pb2.WorkerLoad:
+            store = engine.context.store
+            return cache_pb2.WorkerLoad(
+                num_requests_running=engine.num_running,
+                num_requests_waiting=engine.num_waiting,
+                state_bytes_used=store.used_bytes,
+                state_bytes_capacity=store.capacity_bytes,
+            )
+
+        return await self._engine.call(read)
+
+    def _describe(self, engine: Engine, key: bytes, receipt: bytes) -> cache_pb2.ResidentEntry | None:
+        state = engine.context.store.get(key)
+        if state is None:
+            return None
+        is_segment = isinstance(state, SegmentState)
+        return cache_pb2.ResidentEntry(
+            key=key,
+            kind=cache_pb2.ENTRY_KIND_SEGMENT if is_segment else cache_pb2.ENTRY_KIND_PREFIX,
+            size_bytes=engine.context.store.size_bytes(state),
+            num_tokens=len(state.token_ids),
+            tier=self._tier,
+            receipt=receipt,
+        )

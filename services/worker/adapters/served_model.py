@@ -1,0 +1,108 @@
+"""A checkpoint directory as something to serve: revision, tokenizer, template, special ids, profile."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+from tokenizers import Tokenizer
+
+from services.worker.models.checkpoint import read_json
+from services.worker.models.errors import CheckpointError
+from services.worker.models.registry import read_checkpoint_spec
+from services.worker.models.spec import ModelSpec
+from services.worker.profile import Profile, load_profile
+from services.worker.settings import WorkerSettings
+
+__all__ = ["ServedModel", "read_served_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What `Describe` answers, and what the engine needs beside the weights."""
+
+    name: str
+    revision: str
+    spec: ModelSpec
+    profile: Profile
+    profile_digest: str
+    prime_ids: tuple[int, ...]
+    tokenizer_json: bytes
+    chat_template: str
+    context_length: int
+    stop_token_ids: tuple[int, ...]
+    bos_token: str
+    eos_token: str
+
+
+def read_served_model(settings: WorkerSettings) -> ServedModel:
+    """Read everything but the weights.
+
+    Raises:
+        CheckpointError: a file is missing or malformed.
+        ProfileError: the profile is malformed.
+    """
+    directory = settings.checkpoint
+    spec = read_checkpoint_spec(directory)
+    tokenizer_json = _read(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+    tokenizer_config = read_json(directory / "tokenizer_config.json")
+    profile_path = settings.profile or directory / "profile.toml"
+    profile = load_profile(profile_path) if settings.profile or profile_path.exists() else Profile()
+    revision = _revision(directory)
+    eos_token = _token_text(tokenizer_config.get("eos_token"))
+    return ServedModel(
+        name=settings.model_name or directory.resolve().name,
+        revision=revision,
+        spec=spec,
+        profile=profile,
+        profile_digest=profile.digest(revision, settings.dtype),
+        prime_ids=tuple(tokenizer.encode(profile.prime, add_special_tokens=False).ids),
+        tokenizer_json=tokenizer_json,
+        chat_template=_chat_template(directory, tokenizer_config),
+        context_length=min(settings.context_length or spec.context_length, spec.context_length),
+        stop_token_ids=_stop_ids(directory, tokenizer, eos_token),
+        bos_token=_token_text(tokenizer_config.get("bos_token")),
+        eos_token=eos_token,
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; the checkpoint needs it") from error
+
+
+def _revision(directory: Path) -> str:
+    """Hexadecimal BLAKE3 over config and weights, so that swapped weights never meet old states."""
+    digest = blake3(_read(directory / "config.json"))
+    for path in sorted(directory.glob("*.safetensors")):
+        digest.update(path.name.encode())
+        digest.update_mmap(path)
+    return digest.hexdigest()
+
+
+def _token_text(token: Any) -> str:  # noqa: ANN401 # a string, or an object with the string inside
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _chat_template(directory: Path, tokenizer_config: dict[str, Any]) -> str:
+    path = directory / "chat_template.jinja"
+    template = path.read_text() if path.exists() else tokenizer_config.get("chat_template")
+    if not isinstance(template, str) or not template:
+        raise CheckpointError(
+            f"{directory}: no chat template; add chat_template.jinja or chat_template in tokenizer_config.json"
+        )
+    return template
+
+
+def _stop_ids(directory: Path, tokenizer: Tokenizer, eos_token: str) -> tuple[int, ...]:
+    """End tokens of the generation config, the model config and the tokenizer."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        if (directory / name).exists():
+            value = read_json(directory / name).get("eos_token_id")
+            found.update(value if isinstance(value, list) else [] if value is None else [value])
+    eos_id = tokenizer.token_to_id(eos_token) if eos_token else None
+    return tuple(sorted(found if eos_id is None else found | {eos_id}))

@@ -1,0 +1,229 @@
+"""The worker's gRPC service. A call's life: check the message, hand it to the engine, pass events on, free on the way out."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+import grpc
+from blake3 import blake3
+from hypic.v1 import worker_pb2, worker_pb2_grpc
+
+from services.common.errors import NotFoundError, UnavailableError
+from services.common.rpc import CHUNK_BYTES
+from services.worker.adapters import messages
+from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.metrics import WorkerMetrics
+from services.worker.adapters.residency import Residency
+from services.worker.adapters.served_model import ServedModel
+from services.worker.engine.loop import Engine
+from services.worker.engine.planes import Plane, layer_planes
+from services.worker.engine.requests import (
+    CaptureEvent,
+    CaptureJob,
+    EngineError,
+    FailedEvent,
+    FinishedEvent,
+    GenerateEvent,
+    PrefilledEvent,
+    TokenEvent,
+)
+from services.worker.engine.states import SegmentState
+from services.worker.profile import LAYOUT_VERSION
+
+__all__ = ["WorkerService"]
+
+Event = TypeVar("Event")
+_POLL_SECONDS = 0.02
+
+
+class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
+    """One model's service. `draining` refuses new work while streams run out."""
+
+    def __init__(
+        self,
+        served: ServedModel,
+        worker_id: str,
+        min_body: int,
+        engine: EngineThread,
+        residency: Residency,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._served = served
+        self._worker_id = worker_id
+        self._min_body = min_body
+        self._engine = engine
+        self._residency = residency
+        self._metrics = metrics
+        self.draining = False
+
+    async def Describe(  # noqa: N802 # the name is the protocol's
+        self,
+        request: worker_pb2.DescribeRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeResponse],
+    ) -> AsyncIterator[worker_pb2.DescribeResponse]:
+        """See worker.proto."""
+        for message in messages.describe(self._served, self._worker_id, self._min_body):
+            yield message
+
+    async def Generate(  # noqa: N802
+        self,
+        request: worker_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent],
+    ) -> AsyncIterator[worker_pb2.GenerateEvent]:
+        """See worker.proto."""
+        self._refuse_when_draining()
+        call_id = uuid.uuid4().hex
+        events: asyncio.Queue[GenerateEvent] = asyncio.Queue()
+        job = messages.generate_request(request, call_id, self._served.spec.vocab_size, _sink_to(events))
+        tickets = {order.key: order.ticket for order in request.snapshots}
+        try:
+            await self._engine.call(lambda engine: engine.submit(job))
+            async for event in _until_finished(events):
+                if isinstance(event, PrefilledEvent):
+                    self._metrics.on_prefilled(event)
+                    for snapshot in event.snapshots:
+                        await self._residency.publish(snapshot.key, tickets[snapshot.key], snapshot.size_bytes)
+                elif isinstance(event, TokenEvent):
+                    self._metrics.generation_tokens.inc()
+                yield messages.event_message(event)
+        except EngineError as error:
+            raise messages.service_error(error) from error
+        finally:
+            self._engine.post(lambda engine: engine.cancel(call_id))
+            await asyncio.shield(self._residency.abandon(tickets))
+
+    async def Capture(  # noqa: N802
+        self,
+        request: worker_pb2.CaptureRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CaptureRequest, worker_pb2.CaptureEvent],
+    ) -> AsyncIterator[worker_pb2.CaptureEvent]:
+        """See worker.proto."""
+        self._refuse_when_draining()
+        call_id = uuid.uuid4().hex
+        events: asyncio.Queue[CaptureEvent] = asyncio.Queue()
+        segments = messages.capture_segments(request, self._served.spec.vocab_size)
+        tickets = {segment.key: segment.ticket for segment in request.segments}
+        job = CaptureJob(call_id, segments, _sink_to(events), request.background)
+        try:
+            await self._engine.call(lambda engine: engine.submit_capture(job))
+            for _ in segments:
+                event = await events.get()
+                self._metrics.on_capture(event)
+                yield await self._publish_capture(event, tickets[event.key])
+        finally:
+            self._engine.post(lambda engine: engine.cancel(call_id))
+            await asyncio.shield(self._residency.abandon(tickets))
+
+    async def Fetch(  # noqa: N802
+        self,
+        request: worker_pb2.FetchRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.FetchRequest, worker_pb2.Chunk],
+    ) -> AsyncIterator[worker_pb2.Chunk]:
+        """See worker.proto."""
+        state = await self._wait_for_state(request.key, request.wait_seconds)
+        try:
+            layers = await self._engine.call(lambda engine: list(layer_planes(engine.context, state)))
+        finally:
+            self._engine.post(lambda engine: engine.context.pages.release(state.pages))
+        header = _state_header(self._served, state, layers)
+        for planes in layers[request.from_layer :]:
+            for plane in planes:
+                for chunk in _plane_chunks(request.key, plane):
+                    chunk.header, header = header, b""
+                    yield chunk
+
+    async def Drop(  # noqa: N802
+        self,
+        request: worker_pb2.DropRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DropRequest, worker_pb2.DropResponse],
+    ) -> worker_pb2.DropResponse:
+        """See worker.proto."""
+        return worker_pb2.DropResponse(num_dropped=await self._residency.drop(request.keys))
+
+    def _refuse_when_draining(self) -> None:
+        if self.draining:
+            raise UnavailableError("the worker is draining; send the request to another one")
+
+    async def _publish_capture(self, event: CaptureEvent, ticket: worker_pb2.TicketRef) -> worker_pb2.CaptureEvent:
+        reason = event.reason or await self._residency.publish(event.key, ticket, event.size_bytes)
+        return worker_pb2.CaptureEvent(
+            key=event.key,
+            outcome=worker_pb2.CAPTURE_OUTCOME_FAILED if reason else worker_pb2.CAPTURE_OUTCOME_STORED,
+            reason=reason,
+            size_bytes=0 if reason else event.size_bytes,
+            seconds=event.seconds,
+        )
+
+    async def _wait_for_state(self, key: bytes, wait_seconds: float) -> SegmentState:
+        """The state, with one reference to its pages that the caller releases."""
+
+        def retain(engine: Engine) -> SegmentState | None:
+            state = engine.context.store.get(key)
+            if not isinstance(state, SegmentState):
+                return None
+            engine.context.pages.retain(state.pages)
+            return state
+
+        clock = asyncio.get_running_loop()
+        deadline = clock.time() + wait_seconds
+        while (state := await self._engine.call(retain)) is None:
+            if clock.time() >= deadline:
+                raise NotFoundError("the worker holds no segment state under this key")
+            await asyncio.sleep(_POLL_SECONDS)
+        return state
+
+
+def _sink_to(events: "asyncio.Queue[Event]") -> Callable[[Event], None]:
+    """A sink for the engine's thread that fills a queue of this thread's event loop."""
+    loop = asyncio.get_running_loop()
+
+    def sink(event: Event) -> None:
+        # The loop is closed only when the process ends.
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    return sink
+
+
+async def _until_finished(
+    events: "asyncio.Queue[GenerateEvent]",
+) -> AsyncIterator[PrefilledEvent | TokenEvent | FinishedEvent]:
+    while True:
+        event = await events.get()
+        if isinstance(event, FailedEvent):
+            raise event.error
+        yield event
+        if isinstance(event, FinishedEvent):
+            return
+
+
+def _state_header(served: ServedModel, state: SegmentState, layers: list[list[Plane]]) -> bytes:
+    """JSON that says what the planes are and what they were computed from."""
+    planes = [
+        {"layer": plane.layer, "name": plane.name, "dtype": plane.dtype, "shape": plane.shape, "bytes": len(plane.data)}
+        for layer in layers
+        for plane in layer
+    ]
+    header = {
+        "layout_version": LAYOUT_VERSION,
+        "profile_digest": served.profile_digest,
+        "model_revision": served.revision,
+        "seam_window": state.seam_window,
+        "token_ids": state.token_ids,
+        "planes": planes,
+    }
+    return json.dumps(header).encode()
+
+
+def _plane_chunks(key: bytes, plane: Plane) -> list[worker_pb2.Chunk]:
+    starts = range(0, len(plane.data), CHUNK_BYTES)
+    chunks = [
+        worker_pb2.Chunk(
+            key=key, layer=plane.layer, plane=plane.name, offset=start, data=plane.data[start : start + CHUNK_BYTES]
+        )
+        for start in starts
+    ]
+    chunks[-1].checksum = blake3(plane.data).digest()
+    return chunks

@@ -1,0 +1,21 @@
+"""Entry point of `hypic worker`: reads the settings, prepares the process, serves."""
+
+import asyncio
+import os
+
+from services.common.telemetry import configure_logging
+from services.worker.settings import WorkerSettings
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT; the exit status is 2 for a fault of settings or checkpoint."""
+    settings = WorkerSettings.load_or_exit()
+    configure_logging("worker", settings.log_level, settings.log_format)
+    # OpenMP reads both once, when torch is imported: hence the late import.
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.torch_threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from services.worker.serving import serve
+
+    raise SystemExit(asyncio.run(serve(settings)))

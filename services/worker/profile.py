@@ -1,0 +1,61 @@
+"""The profile: everything that changes the bytes of a segment state. A file, `profile.toml`; its digest enters every key."""
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from blake3 import blake3
+
+__all__ = ["LAYOUT_VERSION", "Profile", "ProfileError", "load_profile"]
+
+# Grows whenever the same tokens would leave other bytes: planes, their encoding, the order of rounding.
+LAYOUT_VERSION = 1
+
+
+class ProfileError(Exception):
+    """The profile cannot be used; the message names the field and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """seam_window in tokens; prime is text run ahead of a segment at capture; document_open and document_close wrap a
+
+    document's title and text, and belong to the segment. Prime and wrapper may name special tokens.
+    """
+
+    seam_window: int = 8
+    prime: str = ""
+    document_open: str = "\n<document>\n"
+    document_close: str = "\n</document>\n"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seam_window <= 4096:
+            raise ProfileError(f"seam_window must lie between 0 and 4096, not {self.seam_window}")
+
+    def digest(self, model_revision: str, dtype: str) -> str:
+        """Hexadecimal BLAKE3 over the profile, the model and the layout."""
+        content = {**asdict(self), "model": model_revision, "dtype": dtype, "layout": LAYOUT_VERSION}
+        return blake3(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ProfileError: the file is missing or malformed, or has an unknown or mistyped field.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ProfileError(f"{path}: {error}") from error
+    kinds = {field.name: type(getattr(Profile(), field.name)) for field in fields(Profile)}
+    for name, value in content.items():
+        if name not in kinds:
+            raise ProfileError(f"{path}: unknown field {name}; known are {', '.join(kinds)}")
+        if type(value) is not kinds[name]:
+            raise ProfileError(f"{path}: {name} must be of type {kinds[name].__name__}")
+    try:
+        return Profile(**content)
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error}") from error

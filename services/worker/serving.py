@@ -1,0 +1,109 @@
+"""Wires a worker: model, engine thread, cache client, gRPC server; and ends it in order."""
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass
+
+import grpc
+from hypic.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from prometheus_client import CollectorRegistry
+
+from services.common.rpc import HealthSwitch, create_channel, create_server
+from services.common.telemetry import get_logger, serve_metrics
+from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
+from services.worker.adapters.engine_builder import build_engine
+from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.metrics import WorkerMetrics
+from services.worker.adapters.residency import Residency
+from services.worker.adapters.served_model import ServedModel, read_served_model
+from services.worker.app import WorkerService
+from services.worker.models.errors import CheckpointError
+from services.worker.profile import ProfileError
+from services.worker.settings import WorkerSettings
+
+__all__ = ["serve"]
+
+_GAUGE_SECONDS = 1.0
+
+
+async def serve(settings: WorkerSettings) -> int:
+    """Serve until a signal or the engine's death; returns the process's exit status."""
+    ended = _Ending()
+    try:
+        served = read_served_model(settings)
+        engine = EngineThread(lambda: build_engine(settings, served), ended.on_engine_death)
+        await engine.start()
+    except (CheckpointError, ProfileError) as error:
+        sys.stderr.write(f"hypic worker: {error}\n")
+        return 2
+    channel = create_channel(settings.cache_address)
+    worker = _assemble(settings, served, engine, channel)
+    health = HealthSwitch()
+    server, port = await create_server(
+        [lambda server: add_WorkerServiceServicer_to_server(worker.service, server)], settings.listen_address, health
+    )
+    serve_metrics(worker.registry, settings.metrics_host, settings.metrics_port)
+    tasks = [asyncio.create_task(worker.residency.keep_reporting()), asyncio.create_task(worker.keep_gauges())]
+    await health.set_ready(True)
+    get_logger().info("worker_ready", port=port, model=served.name, profile=served.profile_digest[:12])
+    status = await ended.wait()
+    get_logger().info("worker_draining", seconds=settings.drain_seconds)
+    worker.service.draining = True
+    await health.set_ready(False)
+    await server.stop(settings.drain_seconds if status == 0 else 0.0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    engine.stop()
+    await channel.close()
+    return status
+
+
+class _Ending:
+    """Waits for whatever ends the process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._status: asyncio.Future[int] = self._loop.create_future()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signal_number, self._end, 0)
+
+    def on_engine_death(self, _error: BaseException) -> None:
+        """May be called from any thread: a worker without an engine is better restarted."""
+        self._loop.call_soon_threadsafe(self._end, 1)
+
+    async def wait(self) -> int:
+        """The exit status."""
+        return await self._status
+
+    def _end(self, status: int) -> None:
+        if not self._status.done():
+            self._status.set_result(status)
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    service: WorkerService
+    residency: Residency
+    engine: EngineThread
+    metrics: WorkerMetrics
+    registry: CollectorRegistry
+
+    async def keep_gauges(self) -> None:
+        """Refresh gauges for ever."""
+        while True:
+            await self.engine.call(self.metrics.read)
+            await asyncio.sleep(_GAUGE_SECONDS)
+
+
+def _assemble(
+    settings: WorkerSettings, served: ServedModel, engine: EngineThread, channel: grpc.aio.Channel
+) -> _Worker:
+    tier = "host" if settings.device == "cpu" else "gpu"
+    identity = WorkerIdentity(settings.worker_id, settings.reached_at, served.revision, served.profile_digest, tier)
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry)
+    residency = Residency(engine, CacheClient(channel, identity), tier)
+    service = WorkerService(served, settings.worker_id, settings.min_body, engine, residency, metrics)
+    return _Worker(service, residency, engine, metrics, registry)
