@@ -82,7 +82,13 @@ class StubServices:
         self._servers.remove(server)
 
     @property
+    def cache_server(self) -> grpc.aio.Server:
+        """The cache service, as long as nothing was stopped."""
+        return self._servers[0]
+
+    @property
     def worker_server(self) -> grpc.aio.Server:
+        """The worker, as long as nothing was restarted since it came."""
         return self._servers[-1]
 
     def _serve(self, add: Callable[[grpc.aio.Server], None], port: int) -> tuple[grpc.aio.Server, int]:

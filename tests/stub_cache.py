@@ -50,6 +50,30 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
         self.owners = {key: lease for key, lease in self.owners.items() if lease != request.lease_id}
         return cache_pb2.ReleaseResponse()
 
+    async def Publish(  # noqa: N802
+        self,
+        request: cache_pb2.PublishRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.PublishRequest, cache_pb2.PublishResponse],
+    ) -> cache_pb2.PublishResponse:
+        self.publish(request.key)
+        return cache_pb2.PublishResponse(outcome=cache_pb2.PUBLISH_OUTCOME_ACCEPTED)
+
+    async def Invalidate(  # noqa: N802
+        self,
+        request: cache_pb2.InvalidateRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.InvalidateRequest, cache_pb2.InvalidateResponse],
+    ) -> cache_pb2.InvalidateResponse:
+        num_entries = len(self.resident)
+        self.resident.clear()
+        return cache_pb2.InvalidateResponse(num_entries=num_entries)
+
+    async def Heartbeat(  # noqa: N802
+        self,
+        request: cache_pb2.HeartbeatRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.HeartbeatRequest, cache_pb2.HeartbeatResponse],
+    ) -> cache_pb2.HeartbeatResponse:
+        return cache_pb2.HeartbeatResponse(time_to_live_seconds=30)
+
     def publish(self, key: bytes) -> None:
         """What a worker's Publish does."""
         self.resident.add(key)

@@ -8,7 +8,7 @@ import grpc
 from hypic.v1 import worker_pb2, worker_pb2_grpc
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.common.errors import InternalError, UnavailableError
+from services.common.errors import InternalError, NotFoundError, UnavailableError
 from tests.stub_cache import StubCache
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|document_start|>", "<|document_end|>")
@@ -82,7 +82,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
                 ),
                 chat_template=self.chat_template,
                 context_length=CONTEXT_LENGTH,
-                stop_token_ids=[self.tokenizer.token_to_id("<|im_end|>")],
+                stop_token_ids=[SPECIAL_TOKENS.index("<|im_end|>")],
                 eos_token="<|im_end|>",
                 can_capture=True,
                 can_combine=True,
@@ -128,6 +128,23 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
             raise
         finally:
             self.num_running -= 1
+
+    async def Fetch(  # noqa: N802
+        self,
+        request: worker_pb2.FetchRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.FetchRequest, worker_pb2.Chunk],
+    ) -> AsyncIterator[worker_pb2.Chunk]:
+        raise NotFoundError("the stub holds no planes")
+        yield
+
+    async def Drop(  # noqa: N802
+        self,
+        request: worker_pb2.DropRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.DropRequest, worker_pb2.DropResponse],
+    ) -> worker_pb2.DropResponse:
+        dropped = self.held.intersection(request.keys)
+        self.held -= dropped
+        return worker_pb2.DropResponse(num_dropped=len(dropped))
 
     async def _events(self, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.GenerateEvent]:
         parts = [self._serve(part, request) for part in request.parts]

@@ -20,9 +20,12 @@ async def read_json(request: Request, max_bytes: int) -> object:
     """
     body = await _read(request, max_bytes)
     try:
-        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise PromptError(f"the body is not valid JSON: {error}", param="body", code="invalid_json") from error
+    if b"\\ud" in body.lower():
+        _refuse_lone_surrogates(value)
+    return value
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -50,3 +53,29 @@ def _refuse_size(max_bytes: int) -> NoReturn:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _refuse_lone_surrogates(value: object) -> None:
+    """JSON can spell half a character; no text encoding can carry it further."""
+    waiting = [("", value)]
+    while waiting:
+        path, each = waiting.pop()
+        if isinstance(each, dict):
+            waiting += [(f"{path}.{name}".lstrip("."), item) for name, item in each.items()]
+            waiting += [(path or "body", name) for name in each]
+        elif isinstance(each, list):
+            waiting += [(f"{path}[{index}]", item) for index, item in enumerate(each)]
+        elif isinstance(each, str) and not _is_encodable(each):
+            raise PromptError(f"{_printable(path)} holds half of a surrogate pair", param=_printable(path))
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="replace").decode()

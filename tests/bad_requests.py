@@ -1,0 +1,187 @@
+"""Requests that must be refused: each with the field that the error has to name. For any router, stubbed or real."""
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["BadRequest", "bad_requests"]
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class BadRequest:
+    """`body` is sent as it is when it is bytes, as JSON otherwise; `field` stands in `param` or the message."""
+
+    name: str
+    body: object
+    field: str
+    path: str = CHAT
+    status: int = 400
+    method: str = "POST"
+
+
+def bad_requests(model: str, context_length: int) -> list[BadRequest]:
+    """About ninety kinds, for a server of this model."""
+    return [
+        *_bad_bodies(),
+        *_bad_chats(model, context_length),
+        *_bad_documents(model),
+        *_bad_completions(model, context_length),
+        BadRequest("unknown path", {}, "", path="/v1/nothing", status=404),
+        BadRequest("wrong method", None, "", method="GET", status=405),
+    ]
+
+
+def _bad_bodies() -> list[BadRequest]:
+    bodies: dict[str, bytes] = {
+        "empty body": b"",
+        "no JSON": b"hello",
+        "cut JSON": b'{"model": "m", "messages": [',
+        "not UTF-8": b'{"model": "\xff"}',
+        "NaN": b'{"model": "m", "temperature": NaN}',
+        "deep nesting": b"[" * 200_000,
+        "array": b"[]",
+        "string": b'"text"',
+        "null": b"null",
+    }
+    return [BadRequest(name, body, "body") for name, body in bodies.items()]
+
+
+def _bad_chats(model: str, context_length: int) -> list[BadRequest]:
+    user = {"role": "user", "content": "hello"}
+    image = {"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}
+    fields: list[tuple[str, dict[str, Any]]] = [
+        ("messages", {"messages": None}),
+        ("messages", {"messages": []}),
+        ("messages", {"messages": "hello"}),
+        ("messages[0]", {"messages": ["hello"]}),
+        ("messages[0].role", {"messages": [{"content": "x"}]}),
+        ("messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
+        ("messages[0].role", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}),
+        ("messages[0].role", {"messages": [{"role": "<|im_start|>", "content": "x"}]}),
+        ("messages[0].content", {"messages": [{"role": "user"}]}),
+        ("messages[0].content", {"messages": [{"role": "user", "content": 7}]}),
+        ("messages[0].content", {"messages": [{"role": "user", "content": []}]}),
+        ("messages[0].content[0]", {"messages": [{"role": "user", "content": ["x"]}]}),
+        ("messages[1].content[0].type", {"messages": [user, {"role": "user", "content": [image]}]}),
+        ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+        ("messages[0].tool_calls", {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}),
+        ("model", {"model": None}),
+        ("model", {"model": 3}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("max_tokens", {"max_tokens": -5}),
+        ("max_tokens", {"max_tokens": "10"}),
+        ("max_tokens", {"max_tokens": 1.5}),
+        ("max_tokens", {"max_tokens": True}),
+        ("max_tokens", {"max_tokens": context_length}),
+        ("max_completion_tokens", {"max_completion_tokens": 0}),
+        ("temperature", {"temperature": -0.1}),
+        ("temperature", {"temperature": 2.1}),
+        ("temperature", {"temperature": "hot"}),
+        ("top_p", {"top_p": 0}),
+        ("top_p", {"top_p": 1.01}),
+        ("top_k", {"top_k": -2}),
+        ("seed", {"seed": 2**70}),
+        ("seed", {"seed": "x"}),
+        ("stop", {"stop": ""}),
+        ("stop", {"stop": ["a", "b", "c", "d", "e"]}),
+        ("stop", {"stop": ["a", 1]}),
+        ("stop", {"stop": {"a": 1}}),
+        ("stream", {"stream": "yes"}),
+        ("stream_options", {"stream_options": {"include_usage": True}}),
+        ("n", {"n": 2}),
+        ("n", {"n": True}),
+        ("logprobs", {"logprobs": True}),
+        ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("logit_bias", {"logit_bias": {"1": 5}}),
+        ("presence_penalty", {"presence_penalty": 0.5}),
+        ("frequency_penalty", {"frequency_penalty": -0.5}),
+        ("audio", {"audio": {"voice": "x"}}),
+        ("cache_salt", {"cache_salt": ""}),
+        ("cache_salt", {"cache_salt": 5}),
+        ("hypic", {"hypic": "compose"}),
+        ("hypic.reuse", {"hypic": {"reuse": "always"}}),
+        ("hypic.cold", {"hypic": {"cold": "warm"}}),
+        ("hypic.explain", {"hypic": {"explain": "yes"}}),
+        ("hypic.speed", {"hypic": {"speed": 9}}),
+        ("messages", {"messages": [{"role": "user", "content": "many words " * 20 * context_length}]}),
+        ("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}),
+    ]
+    base = {"model": model, "messages": [user]}
+    rows = [BadRequest(f"{field} {index}", base | change, field) for index, (field, change) in enumerate(fields)]
+    surrogate = b'{"model": "%s", "messages": [{"role": "user", "content": "\\ud800"}]}' % model.encode()
+    return [
+        *rows,
+        BadRequest("unknown model", base | {"model": "no-such-model"}, "model", status=404),
+        BadRequest("lone surrogate", surrogate, "messages[0].content"),
+        BadRequest("lone surrogate in a name", b'{"\\uDFFF": 1}', "body"),
+    ]
+
+
+def _bad_documents(model: str) -> list[BadRequest]:
+    user = {"role": "user", "content": "hello"}
+    lists: list[tuple[str, object]] = [
+        ("documents", "text"),
+        ("documents", {"text": "x"}),
+        ("documents[0]", [5]),
+        ("documents[0]", [None]),
+        ("documents[0]", [""]),
+        ("documents[1].text", ["x", {"text": ""}]),
+        ("documents[0].text", [{"title": "only a title"}]),
+        ("documents[0].text", [{"text": 5}]),
+        ("documents[0].title", [{"text": "x", "title": 5}]),
+        ("documents[0].id", [{"text": "x", "id": 5}]),
+        ("documents[0].id", [{"text": "x", "id": ""}]),
+        ("documents[1].id", [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
+        ("documents[0].data", [{"data": 5}]),
+        ("documents[0].data.text", [{"data": {"title": "x"}}]),
+    ]
+    parts: list[tuple[str, dict[str, Any]]] = [
+        ("content[0].text", {}),
+        ("content[0].text", {"text": ""}),
+        ("content[0].document", {"document": 5}),
+        ("content[0].document.text", {"document": {"title": "x"}}),
+        ("content[0].source.type", {"source": {"type": "base64", "data": "eA=="}}),
+        ("content[0].source.data", {"source": {"type": "text", "data": ""}}),
+    ]
+    conflict = [{"type": "document", "id": "a", "text": text} for text in ("one", "two")]
+    no_user = {"model": model, "messages": [{"role": "system", "content": "x"}], "documents": ["text"]}
+    return [
+        *(
+            BadRequest(f"documents {index}", {"model": model, "messages": [user], "documents": value}, field)
+            for index, (field, value) in enumerate(lists)
+        ),
+        *(
+            BadRequest(f"document part {index}", _with_content(model, [{"type": "document"} | part]), field)
+            for index, (field, part) in enumerate(parts)
+        ),
+        BadRequest("one id, two parts", _with_content(model, conflict), "content[1].id"),
+        BadRequest("documents without a user", no_user, "documents"),
+    ]
+
+
+def _with_content(model: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": content}]}
+
+
+def _bad_completions(model: str, context_length: int) -> list[BadRequest]:
+    fields: list[tuple[str, dict[str, Any]]] = [
+        ("prompt", {}),
+        ("prompt", {"prompt": None}),
+        ("prompt", {"prompt": ""}),
+        ("prompt", {"prompt": [1, 2, 3]}),
+        ("prompt", {"prompt": ["one", "two"]}),
+        ("prompt", {"prompt": []}),
+        ("prompt", {"prompt": "many words " * 20 * context_length}),
+        ("echo", {"prompt": "x", "echo": True}),
+        ("suffix", {"prompt": "x", "suffix": "y"}),
+        ("best_of", {"prompt": "x", "best_of": 3}),
+        ("max_tokens", {"prompt": "x", "max_tokens": context_length}),
+    ]
+    return [
+        BadRequest(f"completion {field} {index}", {"model": model} | change, field, path=COMPLETIONS)
+        for index, (field, change) in enumerate(fields)
+    ]
