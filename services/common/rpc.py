@@ -1,5 +1,8 @@
 """gRPC plumbing: channels and servers with one set of options, request ids in metadata, errors as status codes."""
 
+# grpc's handler type is generic in its stubs only.
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 

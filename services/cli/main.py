@@ -1,0 +1,118 @@
+"""The `hypic` command: one prompt, the whole stack, or one service."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli.supervisor import Stack, StackOptions, StackStartError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="hypic",
+    help="A cache tier that lets hybrid-attention language models reuse documents in any order.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEMO_CHECKPOINT = Path("models/demo")
+
+
+@app.command()
+def router() -> None:
+    """Serve the OpenAI-compatible API. Settings: HYPIC_ROUTER_…"""
+    from services.router.bootstrap import main as serve
+
+    serve()
+
+
+@app.command()
+def cache() -> None:
+    """Serve the directory of cached states. Settings: HYPIC_CACHE_…"""
+    from services.cache.bootstrap import main as serve
+
+    serve()
+
+
+@app.command()
+def worker() -> None:
+    """Serve one model: capture, combine, decode. Settings: HYPIC_WORKER_…"""
+    from services.worker.bootstrap import main as serve
+
+    serve()
+
+
+@app.command()
+def up(
+    checkpoint: Annotated[Path, typer.Option(help="Directory of a Hugging Face checkpoint.")] = DEMO_CHECKPOINT,
+    host: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the API; 0 takes a free one.")] = 8000,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve the whole stack on this machine: router, cache service and one worker, restarted when they die."""
+    from services.common.telemetry import configure_logging
+
+    configure_logging("supervisor", log_level, "console")
+    stack = Stack(StackOptions(checkpoint.resolve(), host, port, log_level))
+    try:
+        raise typer.Exit(asyncio.run(_serve_until_signal(stack)))
+    except StackStartError as error:
+        typer.echo(f"hypic up: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+async def _serve_until_signal(stack: Stack) -> int:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    starting = asyncio.create_task(stack.start())
+    stopped = asyncio.create_task(stopping.wait())
+    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return 0
+    await starting
+    typer.echo(_client_examples(stack.base_url, stack.model_name))
+    fault = asyncio.create_task(stack.wait_for_fault())
+    await asyncio.wait({stopped, fault}, return_when=asyncio.FIRST_COMPLETED)
+    fault.cancel()
+    await stack.stop()
+    return 0 if stopping.is_set() else 1
+
+
+def _client_examples(base_url: str, model: str) -> str:
+    """A curl call and an `openai` client call that work against the running stack."""
+    return f"""
+Serving {model} at {base_url}/v1. Try:
+
+  curl -s {base_url}/v1/chat/completions -H 'content-type: application/json' -d '{{
+    "model": "{model}", "temperature": 0, "max_tokens": 32,
+    "documents": [{{"title": "Visitor guide", "text": "The museum opens at nine."}}],
+    "messages": [{{"role": "user", "content": "When does the museum open?"}}],
+    "hypic": {{"explain": true}}}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{base_url}/v1", api_key="unused")
+  reply = client.chat.completions.create(
+      model="{model}", temperature=0, max_tokens=32,
+      messages=[{{"role": "user", "content": "When does the museum open?"}}],
+      extra_body={{"documents": [{{"title": "Visitor guide", "text": "The museum opens at nine."}}],
+                  "hypic": {{"explain": True}}}})
+  print(reply.choices[0].message.content, reply.usage)
+
+Stop with Ctrl-C.
+"""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

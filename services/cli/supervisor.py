@@ -1,0 +1,183 @@
+"""`hypic up`: router, cache service and one worker as children of one process, restarted when they die."""
+
+import asyncio
+import ctypes
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.cli.ports import free_port, grpc_ready, http_ready
+from services.common.telemetry import get_logger
+
+__all__ = ["Stack", "StackOptions", "StackStartError"]
+
+_POLL_SECONDS = 0.05
+_START_SECONDS = 120.0
+_STOP_SECONDS = 90.0
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
+# A child that lived this long has started well; its next failure is not part of a series.
+_STEADY_SECONDS = 30.0
+
+
+class StackStartError(Exception):
+    """A service did not become ready; the message says which, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """checkpoint: the model to serve; port 0 takes a free one; variables go to every child."""
+
+    checkpoint: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    log_level: str = "info"
+    log_format: str = "console"
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Child:
+    """One service's process. Restarts it whenever it dies, with growing pauses, until it is told to stop."""
+
+    def __init__(self, name: str, variables: Mapping[str, str], is_ready: Callable[[], Awaitable[bool]]) -> None:
+        self.name = name
+        self._variables = variables
+        self._is_ready = is_ready
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        # Set for good by a fault that a restart cannot mend.
+        self.fatal_status: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The running process; 0 between two."""
+        return 0 if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Returns when the service is ready.
+
+        Raises:
+            StackStartError: it exits with a settings or checkpoint fault, or takes too long.
+        """
+        self._task = asyncio.create_task(self._keep_running())
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                while not await self._is_ready():
+                    if self.fatal_status is not None:
+                        raise StackStartError(f"the {self.name} ended with status {self.fatal_status}; see its message")
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            raise StackStartError(f"the {self.name} was not ready within {_START_SECONDS:.0f} seconds") from None
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL for one that does not end."""
+        self._stopping = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep_running(self) -> None:
+        clock = asyncio.get_running_loop()
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._stopping:
+            started_at = clock.time()
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "services.cli.main",
+                self.name,
+                env={**os.environ, **self._variables},
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+            status = await self._process.wait()
+            if self._stopping:
+                return
+            if status == 2:
+                self.fatal_status = status
+                return
+            get_logger().error("child_died", child=self.name, status=status)
+            pause = _FIRST_PAUSE_SECONDS if clock.time() - started_at > _STEADY_SECONDS else pause * 2
+            await asyncio.sleep(min(pause, _LONGEST_PAUSE_SECONDS))
+
+
+def _die_with_parent() -> None:
+    """A child never outlives a killed supervisor: it would keep its ports."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+class Stack:
+    """The whole tier on this machine. `base_url` is where clients go, `model_name` what they ask for."""
+
+    def __init__(self, options: StackOptions) -> None:
+        port = options.port or free_port()
+        cache_address, worker_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        self.base_url = f"http://{options.host}:{port}"
+        self.model_name = options.checkpoint.name
+        addresses = {
+            "HYPIC_CACHE_LISTEN_ADDRESS": cache_address,
+            "HYPIC_WORKER_CACHE_ADDRESS": cache_address,
+            "HYPIC_ROUTER_CACHE_ADDRESS": cache_address,
+            "HYPIC_WORKER_LISTEN_ADDRESS": worker_address,
+            "HYPIC_ROUTER_WORKER_ADDRESS": worker_address,
+            "HYPIC_ROUTER_HOST": options.host,
+            "HYPIC_ROUTER_PORT": str(port),
+            "HYPIC_WORKER_CHECKPOINT": str(options.checkpoint),
+        }
+        for service in ("CACHE", "WORKER", "ROUTER"):
+            addresses[f"HYPIC_{service}_LOG_LEVEL"] = options.log_level
+            addresses[f"HYPIC_{service}_LOG_FORMAT"] = options.log_format
+        # Receipts are signed with it: a restarted cache service then takes back what the worker still holds.
+        secret = {"HYPIC_CACHE_SECRET": os.environ.get("HYPIC_CACHE_SECRET") or secrets.token_hex(32)}
+        variables = {**addresses, **secret, **options.variables}
+        ready_url = f"http://127.0.0.1:{port}/health/ready"
+        self._children = (
+            _Child("cache", variables, lambda: grpc_ready(cache_address)),
+            _Child("worker", variables, lambda: grpc_ready(worker_address)),
+            _Child("router", variables, lambda: http_ready(ready_url)),
+        )
+
+    def pid(self, name: str) -> int:
+        """The process of `cache`, `worker` or `router`; 0 between two restarts."""
+        return next(child.pid for child in self._children if child.name == name)
+
+    async def start(self) -> None:
+        """Returns when all three are ready. Stops what it has started before it raises.
+
+        Raises:
+            StackStartError: one of them did not come up.
+        """
+        try:
+            for child in self._children:
+                await child.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """The router first, so that running replies are finished while the others still serve them."""
+        for child in reversed(self._children):
+            await child.stop()
+
+    async def wait_for_fault(self) -> str:
+        """Waits until a child ends for good; returns its name."""
+        while True:
+            for child in self._children:
+                if child.fatal_status is not None:
+                    return child.name
+            await asyncio.sleep(0.5)
