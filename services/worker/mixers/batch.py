@@ -55,14 +55,15 @@ class LinearSlots:
 class LinearCarry:
     """A linear layer's state while one segment is being captured, chunk after chunk.
 
-    seam_state is the state at the body's first token; transition is None until the body begins.
+    seam_state is the state at the body's first token; transition is None until the body begins; log_decays `[n, H]` of
+    the body's tokens, chunk after chunk.
     """
 
     state: torch.Tensor
     tail: torch.Tensor
     seam_state: torch.Tensor | None = None
     transition: torch.Tensor | None = None
-    log_decay: torch.Tensor | None = None
+    log_decays: list[torch.Tensor] = field(default_factory=list)
 
     def finish(self) -> LinearPlane:
         """The plane of a finished body: `S = h_end − T h_w` (design §5).
@@ -70,10 +71,11 @@ class LinearCarry:
         Raises:
             ValueError: the body has not begun.
         """
-        if self.seam_state is None or self.transition is None or self.log_decay is None:
+        if self.seam_state is None or self.transition is None:
             raise ValueError("the segment has no body")
         end_state = torch.baddbmm(self.state, self.transition, self.seam_state, alpha=-1)
-        return LinearPlane(self.transition, end_state, self.tail.clone(), self.log_decay.exp())
+        decay = torch.cat(self.log_decays).sum(0).exp()
+        return LinearPlane(self.transition, end_state, self.tail.clone(), decay)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -86,14 +87,11 @@ class GatedDelta:
         )
         inputs = self._delta_inputs(conv.outputs, projected)
         outputs = torch.empty_like(inputs.v)
+        splits = [start + seam for start, seam in zip(batch.cu_runs[:-1], batch.seam_tokens, strict=True)]
         for run, carry in enumerate(carries):
-            start, end = batch.cu_runs[run], batch.cu_runs[run + 1]
-            split = start + batch.seam_tokens[run]
             carry.tail = conv.tails[run]
-            if split > start:
-                outputs[start:split] = _scan_seam(inputs[start:split], carry)
-            if end > split:
-                outputs[split:end] = _scan_body(inputs[split:end], carry)
+        _scan_seams(inputs, [slice(*run) for run in zip(batch.cu_runs[:-1], splits, strict=True)], carries, outputs)
+        _scan_bodies(inputs, [slice(*run) for run in zip(splits, batch.cu_runs[1:], strict=True)], carries, outputs)
         return self._finish(outputs, projected.gate)
 
     def combine(self, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
@@ -168,24 +166,67 @@ class GatedDelta:
         return F.linear(normed.flatten(-2), self.weights.out_proj)
 
 
-def _scan_seam(inputs: DeltaInputs, carry: LinearCarry) -> torch.Tensor:
-    result = delta_rule.scan(inputs, (0, inputs.v.shape[0]), carry.state[None], None)
-    carry.state = result.states[0]
-    return result.outputs
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Those of several runs that have tokens: their tokens packed, offsets of each, and whose they are."""
+
+    inputs: DeltaInputs
+    tokens: slice | torch.Tensor
+    cu_runs: tuple[int, ...]
+    carries: tuple[LinearCarry, ...]
 
 
-def _scan_body(inputs: DeltaInputs, carry: LinearCarry) -> torch.Tensor:
+def _pack_runs(inputs: DeltaInputs, runs: Sequence[slice], carries: Sequence[LinearCarry]) -> _Runs | None:
+    present = [(run, carry) for run, carry in zip(runs, carries, strict=True) if run.stop > run.start]
+    if not present:
+        return None
+    cu_runs = (0, *accumulate(run.stop - run.start for run, _ in present))
+    tokens: slice | torch.Tensor = present[0][0]
+    if len(present) > 1:
+        places = torch.cat([torch.arange(run.start, run.stop) for run, _ in present])
+        tokens = places.to(inputs.q.device)
+    return _Runs(inputs[tokens], tokens, cu_runs, tuple(carry for _, carry in present))
+
+
+def _scan_seams(
+    inputs: DeltaInputs, runs: Sequence[slice], carries: Sequence[LinearCarry], outputs: torch.Tensor
+) -> None:
+    packed = _pack_runs(inputs, runs, carries)
+    if packed is None:
+        return
+    result = delta_rule.scan(packed.inputs, packed.cu_runs, torch.stack([own.state for own in packed.carries]), None)
+    outputs[packed.tokens] = result.outputs
+    for carry, state in zip(packed.carries, result.states, strict=True):
+        carry.state = state
+
+
+def _scan_bodies(
+    inputs: DeltaInputs, runs: Sequence[slice], carries: Sequence[LinearCarry], outputs: torch.Tensor
+) -> None:
+    packed = _pack_runs(inputs, runs, carries)
+    if packed is None:
+        return
+    states = torch.stack([carry.state for carry in packed.carries])
+    transitions = torch.stack([_transition(carry) for carry in packed.carries])
+    result = delta_rule.scan(packed.inputs, packed.cu_runs, states, transitions)
+    if result.transitions is None:
+        raise RuntimeError("the scan lost its transitions")
+    outputs[packed.tokens] = result.outputs
+    log_decays = packed.inputs.log_decay.split([end - start for start, end in pairwise(packed.cu_runs)])
+    for carry, state, transition, decays in zip(
+        packed.carries, result.states, result.transitions, log_decays, strict=True
+    ):
+        carry.state, carry.transition = state, transition
+        carry.log_decays.append(decays)
+
+
+def _transition(carry: LinearCarry) -> torch.Tensor:
+    """The transition so far; a body that begins here starts from the identity."""
     if carry.transition is None:
         carry.seam_state = carry.state
         heads, keys = carry.state.shape[:2]
-        carry.transition = torch.eye(keys, device=carry.state.device).expand(heads, keys, keys)
-        carry.log_decay = torch.zeros(heads, device=carry.state.device)
-    result = delta_rule.scan(inputs, (0, inputs.v.shape[0]), carry.state[None], carry.transition[None])
-    if result.transitions is None or carry.log_decay is None:
-        raise RuntimeError("the scan lost its transitions")
-    carry.state, carry.transition = result.states[0], result.transitions[0]
-    carry.log_decay = carry.log_decay + inputs.log_decay.sum(0)
-    return result.outputs
+        return torch.eye(keys, device=carry.state.device).expand(heads, keys, keys)
+    return carry.transition
 
 
 def _bodies(planes: Sequence[LinearPlane | None]) -> list[Body | None]:

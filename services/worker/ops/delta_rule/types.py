@@ -28,7 +28,7 @@ class DeltaInputs:
         if self.log_decay.shape != (tokens, heads) or self.beta.shape != (tokens, heads):
             raise ValueError(f"log_decay and beta must be {(tokens, heads)}")
 
-    def __getitem__(self, tokens: slice) -> "DeltaInputs":
+    def __getitem__(self, tokens: slice | torch.Tensor) -> "DeltaInputs":
         return DeltaInputs(self.q[tokens], self.k[tokens], self.v[tokens], self.log_decay[tokens], self.beta[tokens])
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from services.worker.ops.paged_attention import padded
 from services.worker.ops.paged_attention.types import AttentionShape, BaseGroup, PageTable
 
 __all__ = ["attend"]
@@ -21,6 +22,8 @@ def attend(
     shape: AttentionShape,
 ) -> torch.Tensor:
     """As `naive.attend`; each request's positions must rise."""
+    if queries.device.type != "cpu":
+        return padded.attend(queries, positions, cu_queries, tables, pools, shape)
     keys, values = (pool.flatten(0, 1) for pool in pools)
     outputs = torch.empty(*queries.shape[:2], values.shape[-1], dtype=queries.dtype, device=queries.device)
     for request, table in enumerate(tables):
