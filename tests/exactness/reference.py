@@ -1,0 +1,131 @@
+"""Token-by-token references in fp64, written from the formulas of design §3 and independent of `services.worker.ops`."""
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Maps", "Tokens", "attend", "body_maps", "convolve", "draw_tokens", "rotate", "run_delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What tokens bring to a gated delta layer: q, k `[N, H, K]`; v `[N, H, V]`; decay, beta `[N, H]`; all fp64."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor
+
+    def __getitem__(self, rows: slice) -> "Tokens":
+        return Tokens(self.q[rows], self.k[rows], self.v[rows], self.decay[rows], self.beta[rows])
+
+    def __len__(self) -> int:
+        return self.v.shape[0]
+
+    @staticmethod
+    def concatenate(pieces: "list[Tokens]") -> "Tokens":
+        """Runs one behind the other."""
+        return Tokens(
+            torch.cat([piece.q for piece in pieces]),
+            torch.cat([piece.k for piece in pieces]),
+            torch.cat([piece.v for piece in pieces]),
+            torch.cat([piece.decay for piece in pieces]),
+            torch.cat([piece.beta for piece in pieces]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """What a run does to a state: `state_out = transition @ state_in + end_state`."""
+
+    transition: torch.Tensor
+    end_state: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """outputs `[N, H, V]`; state `[H, K, V]`."""
+
+    outputs: torch.Tensor
+    state: torch.Tensor
+
+
+def token_transition(tokens: Tokens, token: int) -> torch.Tensor:
+    """`a (I − b k kᵀ)` of one token `[H, K, K]`, as a matrix."""
+    k, beta = tokens.k[token], tokens.beta[token]
+    eye = torch.eye(k.shape[-1], dtype=k.dtype)
+    return tokens.decay[token][:, None, None] * (eye - beta[:, None, None] * k[:, :, None] * k[:, None, :])
+
+
+def run_delta(tokens: Tokens, state: torch.Tensor) -> Ran:
+    """`S ← a(I − b k kᵀ) S + b k vᵀ`, `o = Sᵀ q`, for every token."""
+    outputs = torch.empty_like(tokens.v)
+    for token in range(len(tokens)):
+        written = tokens.beta[token][:, None, None] * tokens.k[token][:, :, None] * tokens.v[token][:, None, :]
+        state = token_transition(tokens, token) @ state + written
+        outputs[token] = (state.transpose(1, 2) @ tokens.q[token][:, :, None])[..., 0]
+    return Ran(outputs, state)
+
+
+def body_maps(tokens: Tokens) -> Maps:
+    """The ordered product of the tokens' transitions, and the state from a zero start."""
+    heads, keys = tokens.k.shape[1:]
+    transition = torch.eye(keys, dtype=tokens.k.dtype).repeat(heads, 1, 1)
+    for token in range(len(tokens)):
+        transition = token_transition(tokens, token) @ transition
+    empty = torch.zeros(heads, keys, tokens.v.shape[-1], dtype=tokens.k.dtype)
+    return Maps(transition, run_delta(tokens, empty).state)
+
+
+def convolve(rows: torch.Tensor, weight: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
+    """Causal depthwise convolution of `[N, C]` with taps `[C, K]` behind a tail `[K − 1, C]`."""
+    history = torch.cat([tail, rows])
+    taps = weight.shape[1]
+    outputs = torch.zeros_like(rows)
+    for token in range(rows.shape[0]):
+        for tap in range(taps):
+            outputs[token] += history[token + tap] * weight[:, tap]
+    return outputs
+
+
+def rotate(heads: torch.Tensor, positions: torch.Tensor, theta: float, rotary_dim: int) -> torch.Tensor:
+    """Partial half-split rotary of `[N, H, D]` at positions `[N]`, as products of complex numbers."""
+    half = rotary_dim // 2
+    frequencies = theta ** (-torch.arange(half, dtype=torch.float64) * 2 / rotary_dim)
+    turns = torch.polar(torch.ones(1, dtype=torch.float64), positions.double()[:, None, None] * frequencies)
+    turned = torch.complex(heads[..., :half].double(), heads[..., half:rotary_dim].double()) * turns
+    return torch.cat([turned.real, turned.imag, heads[..., rotary_dim:].double()], dim=-1)
+
+
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Dense attention of rotated queries `[N, Hq, D]` over rotated keys `[M, Hkv, D]`; visible `[N, M]`."""
+    group = queries.shape[1] // keys.shape[1]
+    outputs = torch.empty(*queries.shape[:2], values.shape[-1], dtype=torch.float64)
+    for head in range(queries.shape[1]):
+        scores = queries[:, head].double() @ keys[:, head // group].double().T * scale
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        outputs[:, head] = weights @ values[:, head // group].double()
+    return outputs
+
+
+def draw_tokens(count: int, heads: int, key_dim: int, value_dim: int, seed: int) -> Tokens:
+    """Random tokens whose gates remember: a head keeps between 6 and 94 % over 200 tokens, and little is overwritten."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    rates = torch.linspace(0.0004, 0.0125, heads, dtype=torch.float64)
+    return Tokens(
+        q=torch.nn.functional.normalize(normal(count, heads, key_dim), dim=-1) * key_dim**-0.5,
+        k=torch.nn.functional.normalize(normal(count, heads, key_dim) + 0.5, dim=-1),
+        v=normal(count, heads, value_dim),
+        decay=(-rates * (0.9 + 0.2 * uniform(count, heads))).exp(),
+        beta=0.02 + 0.13 * uniform(count, heads),
+    )

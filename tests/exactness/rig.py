@@ -1,0 +1,169 @@
+"""An engine's passes without its loop, and how exactness is judged."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from services.worker.engine.capture import CapturePass, capture_prime
+from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, Prompt
+from services.worker.engine.context import CaptureProfile, EngineContext
+from services.worker.engine.decode import RunningRequest, decode_step
+from services.worker.engine.requests import GenerateRequest, PromptPart
+from services.worker.engine.sampling import Sampler, SamplingOptions
+from services.worker.engine.states import PrefixState, SegmentState
+from services.worker.mixers.state import DeviceMemory
+from services.worker.models.registry import load_checkpoint
+
+__all__ = [
+    "TOLERANCE",
+    "Combined",
+    "PassRig",
+    "assert_close",
+    "assert_far",
+    "create_context",
+    "draw_ids",
+    "finish",
+    "poison",
+    "relative_error",
+]
+
+TOLERANCE = 1e-4
+Result = TypeVar("Result")
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest expected value."""
+    wide = expected.double().cpu()
+    return float((actual.double().cpu() - wide).abs().max() / wide.abs().max())
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    """Equal within a relative tolerance; NaN is never close."""
+    error = relative_error(actual, expected)
+    assert error <= tolerance, f"relative error {error:.2e}"
+
+
+def assert_far(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    """A negative control: wrong by at least ten times what `assert_close` forgives."""
+    error = relative_error(actual, expected)
+    assert error >= 10 * tolerance, f"relative error {error:.2e} would hardly be seen"
+
+
+def draw_ids(count: int, seed: int, vocab_size: int = 211) -> tuple[int, ...]:
+    """Random token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, vocab_size, (count,), generator=generator).tolist())
+
+
+def create_context(
+    directory: Path, device: torch.device, profile: CaptureProfile, num_pages: int = 160, num_slots: int = 6
+) -> EngineContext:
+    """A loaded checkpoint whose memory is poisoned: whatever is read before it is written turns the result into NaN."""
+    memory = DeviceMemory(device, torch.float32, num_pages, page_size=16, num_slots=num_slots)
+    context = EngineContext.create(load_checkpoint(directory, memory), memory, profile, state_bytes=1 << 28)
+    poison(context)
+    return context
+
+
+def poison(context: EngineContext) -> None:
+    """NaN into every page and state slot."""
+    with torch.inference_mode():
+        for pool in context.memory.page_pools:
+            pool.keys.fill_(float("nan"))
+            pool.values.fill_(float("nan"))
+        for slots in context.memory.linear_slots:
+            slots.states.fill_(float("nan"))
+            slots.tails.fill_(float("nan"))
+
+
+def finish(steps: Generator[None, None, Result]) -> Result:
+    """Run a resumable pass to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            result: Result = finished.value
+            return result
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """A combined prompt: the last token's logits, the pass's snapshots, and the prompt, which the caller releases."""
+
+    logits: torch.Tensor
+    prompt: Prompt
+    snapshots: dict[int, PrefixState]
+
+
+class _Recorder(Sampler):
+    """Forces given tokens and keeps the logits that they were drawn from."""
+
+    def __init__(self, forced: Sequence[int]) -> None:
+        super().__init__(SamplingOptions(max_tokens=len(forced)))
+        self._forced = list(forced)
+        self.logits: list[torch.Tensor] = []
+
+    def draw(self, logits: torch.Tensor) -> int:
+        self.logits.append(logits)
+        return self._forced[len(self.logits) - 1]
+
+
+class PassRig:
+    """One model with its memory, driven pass by pass."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self.context = context
+        with torch.inference_mode():
+            self.prime = capture_prime(context)
+
+    @torch.inference_mode()
+    def capture(self, *segments: tuple[int, ...]) -> list[SegmentState]:
+        """States of segments captured in one pass."""
+        return finish(CapturePass(self.context, segments, self.prime).run())
+
+    @torch.inference_mode()
+    def combine(self, *parts: CombinePart, prefix: PrefixState | None = None, max_tokens: int = 32) -> Combined:
+        """Combine a prompt and keep it."""
+        running = CombinePass(self.context, CombinePlan(prefix, parts, max_tokens))
+        return Combined(finish(running.run()), running.prompt, running.snapshots)
+
+    def logits(self, *parts: CombinePart, prefix: PrefixState | None = None) -> torch.Tensor:
+        """The last token's logits of a prompt that is then released."""
+        combined = self.combine(*parts, prefix=prefix, max_tokens=1)
+        combined.prompt.release(self.context)
+        return combined.logits
+
+    @torch.inference_mode()
+    def decode(self, combined: Combined, forced: Sequence[int]) -> torch.Tensor:
+        """Logits `[n, vocabulary]` after each forced token but the last, by decode steps; the prompt is released."""
+        recorder = _Recorder(forced)
+        request = GenerateRequest("r", (PromptPart(()),), SamplingOptions(len(forced)), lambda event: None)
+        running = RunningRequest(request, combined.prompt, recorder)
+        running.accept(combined.logits)
+        while not running.finished:
+            decode_step(self.context, [running])
+        combined.prompt.release(self.context)
+        return torch.stack(recorder.logits)
+
+    def fingerprint(self, state: SegmentState) -> list[torch.Tensor]:
+        """Copies of all that a segment state keeps: planes, then keys and values of the body in every attention layer."""
+        kept = [
+            tensor.clone()
+            for plane in state.planes
+            for tensor in (plane.transition, plane.end_state, plane.tail, plane.decay)
+        ]
+        for pool in self.context.memory.page_pools:
+            for plane_pool in (pool.keys, pool.values):
+                kept.append(plane_pool[list(state.pages)].flatten(0, 1)[: state.body_tokens].clone())
+        return kept
+
+    def assert_remembers(self, state: SegmentState) -> None:
+        """The fixture's own guard: transitions that matter, or every test after it is blind."""
+        for plane in state.planes:
+            assert bool(((plane.decay >= 0.05) & (plane.decay <= 0.95)).all()), plane.decay
+            norms = torch.linalg.matrix_norm(plane.transition, ord=2)
+            assert int((norms > 0.1).sum()) * 2 >= norms.numel(), norms
+            assert bool((norms <= plane.decay * 1.001).all()), "the product of decays bounds the transition"
