@@ -1,0 +1,145 @@
+"""Planning as pure steps, with every outcome that the directory can give."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.domain.explain import explain_parts
+from services.router.domain.model import Profile
+from services.router.domain.parts import Part, PartKind, Prompt, Reason
+from services.router.domain.plan import (
+    EntryKind,
+    Outcome,
+    Plan,
+    Served,
+    Ticket,
+    draft,
+    serve_live,
+    settle_prefix,
+    settle_segments,
+    without_directory,
+)
+from services.router.domain.ports import PartServing, Prefilled, ServedPart
+from services.router.domain.request import Reuse
+
+PROFILE = Profile("digest", seam_window=4, min_body=8, document_open="", document_close="")
+SYSTEM = Part(PartKind.PREFIX, tuple(range(20)), Reason.NOT_MARKED, ends_message=True)
+TURN = Part(PartKind.PREFIX, tuple(range(20, 50)), Reason.NOT_MARKED, ends_message=True)
+OPENING = Part(PartKind.LIVE, (1, 2, 3), Reason.NOT_MARKED)
+SEGMENT = Part(PartKind.SEGMENT, tuple(range(100, 140)), document_id="a")
+OTHER = Part(PartKind.SEGMENT, tuple(range(200, 230)), document_id="b")
+QUESTION = Part(PartKind.LIVE, (4, 5, 6), Reason.NOT_MARKED, ends_message=True)
+LAST = Part(PartKind.LIVE, (7, 8), Reason.LAST_PART)
+PROMPT = Prompt((SYSTEM, TURN, OPENING, SEGMENT, OTHER, SEGMENT, QUESTION, LAST))
+TICKET = Ticket("ticket", 1)
+
+
+def outcome(served: Served, name: bytes = b"key") -> Outcome:
+    return Outcome(served, name, "host", TICKET if served is Served.COLD else None, 1.0)
+
+
+def settle(plan: Plan, outcomes: list[Served]) -> Plan:
+    answers = {
+        entry.content_hash: outcome(served, entry.content_hash)
+        for entry, served in zip(plan.entries, outcomes, strict=True)
+    }
+    return settle_segments(settle_prefix(plan, answers), answers)
+
+
+def served(plan: Plan) -> list[Served]:
+    return [each.served for each in plan.parts]
+
+
+def test_compose_asks_for_prefixes_ahead_of_segments_and_each_segment_once() -> None:
+    plan = draft(PROMPT, PROFILE, Reuse.COMPOSE)
+    asked = [(entry.kind, entry.num_tokens, entry.after_part, entry.document_id) for entry in plan.entries]
+    assert asked == [
+        (EntryKind.PREFIX, 50, 2, ""),
+        (EntryKind.PREFIX, 20, 1, ""),
+        (EntryKind.SEGMENT, 40, 0, "a"),
+        (EntryKind.SEGMENT, 30, 0, "b"),
+    ]
+
+
+def test_exact_asks_for_every_message_end_and_off_for_nothing() -> None:
+    exact = draft(PROMPT, PROFILE, Reuse.EXACT)
+    assert [(entry.kind, entry.after_part) for entry in exact.entries] == [(EntryKind.PREFIX, n) for n in (7, 2, 1)]
+    off = draft(PROMPT, PROFILE, Reuse.OFF)
+    assert not off.entries
+    assert {each.reason for each in off.parts} == {Reason.REUSE_OFF}
+
+
+def test_chains_depend_on_everything_before() -> None:
+    swapped = Prompt((TURN, SYSTEM, *PROMPT.parts[2:]))
+    hashes = [{entry.content_hash for entry in draft(each, PROFILE, Reuse.EXACT).entries} for each in (PROMPT, swapped)]
+    assert not hashes[0] & hashes[1]
+
+
+def test_short_prefixes_and_the_middle_of_long_conversations_are_not_asked_for() -> None:
+    turns = tuple(Part(PartKind.PREFIX, (n, n, n), Reason.NOT_MARKED, ends_message=True) for n in range(30))
+    entries = draft(Prompt((*turns, LAST)), PROFILE, Reuse.COMPOSE).entries
+    assert [entry.after_part for entry in entries] == [30, 29, 28, 27, 26, 25, 24, 3]
+
+
+def test_the_longest_hit_serves_and_longer_cold_ends_are_snapshot() -> None:
+    plan = settle(draft(PROMPT, PROFILE, Reuse.EXACT), [Served.COLD, Served.COLD, Served.HIT])
+    assert served(plan)[:2] == [Served.PREFIX, Served.LIVE]
+    assert [snapshot.after_part for snapshot in plan.snapshots] == [7, 2]
+    assert plan.parts[0].reason is None
+    assert plan.parts[1].reason is Reason.FIRST_USE
+
+
+def test_a_pending_prefix_is_live() -> None:
+    plan = settle(draft(Prompt((SYSTEM, LAST)), PROFILE, Reuse.COMPOSE), [Served.PENDING])
+    assert served(plan) == [Served.LIVE, Served.LIVE]
+    assert plan.parts[0].reason is Reason.COMPUTED_ELSEWHERE
+    assert not plan.snapshots
+
+
+def test_segments_follow_their_outcome_and_repeats_share_it() -> None:
+    outcomes = [Served.HIT, Served.HIT, Served.COLD, Served.PENDING]
+    plan = settle(draft(PROMPT, PROFILE, Reuse.COMPOSE), outcomes)
+    assert served(plan)[3:6] == [Served.COLD, Served.PENDING, Served.COLD]
+    assert [each.part for each in plan.with_status(Served.COLD)] == [SEGMENT]
+    later = settle_segments(plan, {plan.parts[4].content_hash: outcome(Served.HIT)})
+    assert later.parts[4].served is Served.HIT
+    assert later.parts[4].first is Served.PENDING
+    assert later.parts[4].reason is None
+
+
+def test_without_a_directory_everything_is_live_with_the_reason() -> None:
+    plan = without_directory(draft(PROMPT, PROFILE, Reuse.COMPOSE))
+    assert set(served(plan)) == {Served.LIVE}
+    reasons = [each.reason for each in plan.parts]
+    down = Reason.CACHE_UNAVAILABLE
+    assert reasons == [down, down, Reason.NOT_MARKED, down, down, down, Reason.NOT_MARKED, Reason.LAST_PART]
+
+
+plans = st.sampled_from(Reuse).flatmap(
+    lambda reuse: st.tuples(
+        st.just(draft(PROMPT, PROFILE, reuse)),
+        st.lists(st.sampled_from([Served.HIT, Served.COLD, Served.PENDING]), min_size=8, max_size=8),
+        st.booleans(),
+    )
+)
+
+
+@given(plans)
+def test_counts_add_up_and_every_computed_part_has_its_reason(case: tuple[Plan, list[Served], bool]) -> None:
+    plan, outcomes, is_lost = case
+    plan = settle(plan, outcomes[: len(plan.entries)])
+    plan = serve_live(plan, lambda each: each.served is Served.PENDING, Reason.COMPUTED_ELSEWHERE)
+    done: list[ServedPart] = []
+    for each in plan.parts:
+        length = each.part.num_tokens
+        reused = {Served.PREFIX: length, Served.HIT: length - 4, Served.COLD: length - 4}.get(each.served, 0)
+        if is_lost or not reused:
+            done.append(ServedPart(PartServing.LIVE, length, 0, "", ""))
+        else:
+            done.append(ServedPart(PartServing.SEGMENT, length - reused, reused, "host", ""))
+    explained = explain_parts(plan, Prefilled(tuple(done), 0.0, 0.0))
+    for part in explained:
+        assert part.tokens == part.live_tokens + part.captured_tokens + part.reused_tokens
+        assert part.reason is not None or part.live_tokens <= 4
+        assert not (part.reason and part.reused_tokens)
+    captured = {each.content_hash for each in plan.parts if each.served is Served.COLD}
+    assert sum(bool(part.captured_tokens) for part in explained) == (0 if is_lost else len(captured))
