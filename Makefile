@@ -1,0 +1,58 @@
+# The verbs of the project. Every one sets up what it needs in .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
+DEVELOPMENT := $(VENV)/.development
+# CPU-sized thread pools: with several busy processes on few cores, more threads make small tensor steps slower.
+export OMP_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: help setup demo run test check bench eval proto clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(RUNTIME) ## Create .venv with everything that serving needs.
+
+demo: $(RUNTIME) ## Start the stack, ask real questions over real documents, show what was reused; ends by itself.
+	$(BIN)/python -m demo
+
+run: $(RUNTIME) ## Serve the demo model on port 8000 until Ctrl-C.
+	$(BIN)/hypic up
+
+test: $(DEVELOPMENT) ## Run all tests (no GPU needed).
+	$(BIN)/python -m pytest
+
+check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of generated files.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m bench.docs --check
+	$(BIN)/python scripts/generate_proto.py --check
+
+bench: $(DEVELOPMENT) ## Measure the CPU stack on the demo model; writes bench/results/cpu.json and its table.
+	$(BIN)/python -m bench
+	$(BIN)/python -m bench.docs
+
+eval: $(DEVELOPMENT) ## Measure answer quality on the demo model, short form.
+	$(BIN)/python -m eval --short
+
+proto: $(DEVELOPMENT) ## Generate Python from proto/.
+	$(BIN)/python scripts/generate_proto.py
+
+clean: ## Remove .venv and caches.
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): $(BIN)/python pyproject.toml constraints/cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[router,cache,worker]'
+	@touch $@
+
+$(DEVELOPMENT): $(RUNTIME)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[router,cache,worker,eval,dev]'
+	@touch $@

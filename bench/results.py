@@ -1,0 +1,85 @@
+"""The one form of every result file, of benchmarks and of evaluations alike."""
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["ResultFile", "Row", "read_results", "write_results"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_VERSIONED = ("torch", "transformers", "triton", "grpcio", "fastapi")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured figure. reach: the figure aimed at, None where there is none; better: which direction is good."""
+
+    measure: str
+    value: float
+    unit: str
+    reach: float | None = None
+    better: Literal["higher", "lower"] = "higher"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """Rows with what they were measured on."""
+
+    commit: str
+    device: str
+    date: str
+    versions: dict[str, str]
+    command: str
+    rows: tuple[Row, ...]
+
+
+def write_results(path: Path, command: str, device: str, rows: Iterable[Row]) -> ResultFile:
+    """Write rows with the present commit, date and library versions; returns what was written."""
+    result = ResultFile(
+        commit=_commit(),
+        device=device,
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        versions=_versions(),
+        command=command,
+        rows=tuple(rows),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(result), indent=2, ensure_ascii=False) + "\n")
+    return result
+
+
+def read_results(path: Path) -> ResultFile:
+    """The content of a result file."""
+    content = json.loads(path.read_text())
+    rows = tuple(Row(**row) for row in content.pop("rows"))
+    return ResultFile(rows=rows, **content)
+
+
+def _commit() -> str:
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=_ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return described.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
