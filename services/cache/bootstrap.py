@@ -77,6 +77,8 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
 
 async def _watch(directory: Directory, health: HealthSwitch, ready: bool) -> None:
     """Let readiness and gauges follow the directory."""
+    if not ready:
+        get_logger().warning("directory_unreachable")
     while True:
         await asyncio.sleep(_WATCH_SECONDS)
         was_ready, ready = ready, await _follow(directory, health)

@@ -36,7 +36,7 @@ class ModelEntry:
 
 @dataclass(slots=True)
 class DirectoryModel:
-    """One tenant and one model; leases, tickets and entries as the brief of the port describes them."""
+    """One tenant and one model; leases, tickets and entries as the port describes them."""
 
     limits: Limits
     now: float

@@ -11,7 +11,7 @@ from services.cache.domain.cache import PartEntry, PlanRequest, PublishResult, R
 from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder
 from services.cache.domain.values import EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
 
-__all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig"]
+__all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig", "gather_plans"]
 
 SECRET = b"a secret of the tests"
 LIMITS = Limits(budget_bytes=1000, ticket_seconds=60.0, worker_ttl_seconds=15.0, settle_seconds=5.0)

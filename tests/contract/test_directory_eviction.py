@@ -80,6 +80,23 @@ async def test_every_copy_counts_and_eviction_tells_every_holder(rig: Rig) -> No
     assert await rig.beat("w2", [key, reply.entries[0].key]) == {key}
 
 
+async def test_a_second_copy_never_evicts_its_own_entry(rig: Rig) -> None:
+    await rig.beat("w2")
+    planned = await rig.plan("a")
+    await rig.publish(planned.entries[0], "w1", size=400)
+    await rig.cache.release(planned.lease_id)
+    rig.clock.now += 1
+    (other,) = await rig.store("b", size=400)
+    assert (await rig.publish(planned.entries[0], "w2")).outcome is PublishOutcome.ACCEPTED
+    assert await rig.beat("w1", [other]) == {other}
+    assert await rig.outcomes("a", "b") == [HIT, COLD]
+    alone = await rig.plan("c")
+    await rig.publish(alone.entries[0], "w1", size=600)
+    await rig.cache.release(alone.lease_id)
+    assert (await rig.publish(alone.entries[0], "w2")).outcome is PublishOutcome.OVER_BUDGET
+    assert await rig.outcomes("c") == [HIT]
+
+
 async def test_an_evicted_copy_does_not_come_back_by_its_receipt(rig: Rig) -> None:
     (old,) = await rig.store("a", size=900)
     (new,) = await rig.store("b", size=200)

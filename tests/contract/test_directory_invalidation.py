@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
+from services.cache.domain.directory import PlanOrder, Wanted
 from services.cache.domain.errors import StaleEpochsError
-from services.cache.domain.values import PlanOutcome, PublishOutcome
+from services.cache.domain.values import EntryKind, Epochs, PlanOutcome, PublishOutcome
 from tests.contract.directory_rig import Rig
 
 HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
@@ -90,11 +92,17 @@ async def test_an_entry_falls_with_every_document_that_named_it(rig: Rig) -> Non
 
 
 async def test_keys_derived_before_an_invalidation_cannot_be_planned(rig: Rig) -> None:
-    epochs = await rig.directory.epochs("tenant:x", "model:y")
-    await rig.directory.invalidate("tenant:x")
-    current = await rig.directory.epochs("tenant:x", "model:y")
-    assert current.tenant > epochs.tenant
-    assert current.model == epochs.model
+    wanted = Wanted(b"k" * 32, EntryKind.SEGMENT, 100, None)
+    stale = PlanOrder("lease", False, "nonce", 30.0, "tenant:x", "model:y", Epochs(0, 0), (wanted,))
+    await rig.directory.plan(stale)
+    for scope in ("tenant:x", "model:y"):
+        await rig.directory.invalidate(scope)
+        current = await rig.directory.epochs("tenant:x", "model:y")
+        with pytest.raises(StaleEpochsError) as caught:
+            await rig.directory.plan(stale)
+        assert caught.value.current == current
+        stale = replace(stale, epochs=current)
+        assert (await rig.directory.plan(stale)).entries[0].outcome is COLD
 
 
 async def test_plans_race_with_invalidations(rig: Rig) -> None:

@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.cache.domain.directory import Claim
+from services.cache.domain.receipts import ReceiptSigner
 from services.cache.domain.values import PlanOutcome, PublishOutcome
-from tests.contract.directory_rig import Rig, create_rig
+from tests.contract.directory_rig import SECRET, Rig, create_rig
 from tests.redis_server import RedisServer
 
 HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
@@ -145,3 +147,37 @@ async def test_restoring_respects_the_budget_and_evicts_nothing(rig: Rig) -> Non
     await rig.store("b", size=600)
     assert await rig.beat("w1", [old]) == {old}
     assert await rig.outcomes("b") == [HIT]
+
+
+async def test_a_copy_marked_between_heartbeat_and_restore_is_refused(rig: Rig) -> None:
+    (key,) = await rig.store("a", size=600)
+    record = ReceiptSigner(SECRET).open(rig.receipts["w1", key], "w1", key)
+    assert record is not None
+    await rig.store("b", size=600)
+    rig.clock.now += 6
+    await rig.beat("w1", [key])
+    assert (await rig.directory.usage()).used_bytes == 0
+    assert await rig.directory.restore("w1", [Claim(record, "host")]) == (key,)
+
+
+async def test_an_invalidation_after_a_lost_memory_beats_older_receipts(rig: Rig, reborn: Rig) -> None:
+    (key,) = await rig.store("a")
+    rig.clock.now += 1
+    assert await reborn.cache.invalidate_document("acme", "doc-a") == 0
+    assert await reborn.beat("w1", [key]) == {key}
+    assert await reborn.outcomes("a") == [COLD]
+
+
+async def test_a_worker_without_heartbeat_restores_nothing(rig: Rig, reborn: Rig) -> None:
+    (key,) = await rig.store("a")
+    record = ReceiptSigner(SECRET).open(rig.receipts["w1", key], "w1", key)
+    assert record is not None
+    assert await reborn.directory.restore("w1", [Claim(record, "host")]) == (key,)
+
+
+async def test_a_worker_with_hundreds_of_copies(rig: Rig, reborn: Rig) -> None:
+    keys = await rig.store(*(f"many-{number}" for number in range(900)), size=1)
+    assert await reborn.beat("w1", keys) == set()
+    assert (await reborn.directory.usage()).num_entries == 900
+    assert await reborn.cache.invalidate_tenant("acme") == 900
+    assert await reborn.beat("w1", keys) == set(keys)
