@@ -89,7 +89,9 @@ class ReferenceModel:
     """Works on a copy of a public model's weights. Qwen3.5 layers."""
 
     def __init__(self, public: Any) -> None:  # noqa: ANN401 # transformers ships no types
-        self._weights = {name: value.detach().double() for name, value in public.state_dict().items()}
+        self._weights: dict[str, torch.Tensor] = {
+            name: value.detach().double() for name, value in public.state_dict().items()
+        }
         self._config = public.config
         rope = public.config.rope_parameters
         self._theta = float(rope["rope_theta"])
@@ -133,7 +135,8 @@ class ReferenceModel:
 
     def _norm(self, hidden: torch.Tensor, name: str) -> torch.Tensor:
         scale = (hidden.square().mean(-1, keepdim=True) + self._config.rms_norm_eps).rsqrt()
-        return hidden * scale * (1 + self._weights[f"{name}.weight"])
+        normed: torch.Tensor = hidden * scale * (1 + self._weights[f"{name}.weight"])
+        return normed
 
     def _feed_forward(self, hidden: torch.Tensor, name: str) -> torch.Tensor:
         gate, up = self._project(hidden, f"{name}.gate_proj"), self._project(hidden, f"{name}.up_proj")
@@ -173,11 +176,11 @@ class ReferenceModel:
         keys = config.linear_num_key_heads * config.linear_key_head_dim
         values = config.linear_num_value_heads * config.linear_value_head_dim
         q, k, v = F.silu(convolved).split([keys, keys, values], dim=-1)
-        repeats = config.linear_num_value_heads // config.linear_num_key_heads
+        repeats: int = config.linear_num_value_heads // config.linear_num_key_heads
 
         def unit(flat: torch.Tensor) -> torch.Tensor:
             heads = flat.unflatten(-1, (config.linear_num_key_heads, -1))
-            normed = heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+            normed: torch.Tensor = heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt()
             return normed.repeat_interleave(repeats, dim=1)
 
         steps = F.softplus(self._project(hidden, f"{name}.in_proj_a") + weights[f"{name}.dt_bias"])

@@ -11,6 +11,8 @@ from services.worker.engine.capture import CapturePass, capture_prime
 from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, Prompt
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.decode import RunningRequest, decode_step
+from services.worker.engine.limits import EngineLimits
+from services.worker.engine.loop import Engine
 from services.worker.engine.requests import GenerateRequest, PromptPart
 from services.worker.engine.sampling import Sampler, SamplingOptions
 from services.worker.engine.states import PrefixState, SegmentState
@@ -118,6 +120,13 @@ class PassRig:
         self.context = context
         with torch.inference_mode():
             self.prime = capture_prime(context)
+
+    def start_engine(self, limits: EngineLimits) -> Engine:
+        """An engine over the same memory, which captures a prime of its own; the rig's passes end here."""
+        if self.prime is not None:
+            self.context.pages.release(self.prime.pages)
+            self.prime = None
+        return Engine(self.context, limits)
 
     @torch.inference_mode()
     def capture(self, *segments: tuple[int, ...]) -> list[SegmentState]:

@@ -1,0 +1,246 @@
+"""The recurrence alone, every form of the op, against token-by-token fp64: splits, orders, repetition, short runs."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.ops.delta_rule import DeltaInputs, chunked, naive
+from services.worker.ops.layout import Body, PartWalk
+from tests.exactness.reference import Tokens, body_maps, draw_tokens, run_delta
+from tests.exactness.rig import assert_close, assert_far, relative_error
+
+HEADS, KEYS, VALUES = 4, 12, 7
+FORMS = [naive, chunked]
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(params=FORMS, ids=lambda form: form.__name__.rpartition(".")[2], scope="module")
+def form(request: pytest.FixtureRequest) -> ModuleType:
+    chosen: ModuleType = request.param
+    return chosen
+
+
+def _inputs(tokens: Tokens, device: torch.device) -> DeltaInputs:
+    columns = (tokens.q, tokens.k, tokens.v, tokens.decay.log(), tokens.beta)
+    return DeltaInputs(*(column.float().to(device) for column in columns))
+
+
+def _state(seed: int) -> torch.Tensor:
+    return torch.randn(HEADS, KEYS, VALUES, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _eye(device: torch.device) -> torch.Tensor:
+    return torch.eye(KEYS, device=device).expand(1, HEADS, KEYS, KEYS).contiguous()
+
+
+def _near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert_close(actual, expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("length", [2, 3, 17, 63, 64, 65, 128, 129, 193])
+def test_transition_and_end_state(length: int, form: ModuleType, device: torch.device) -> None:
+    tokens = draw_tokens(length, HEADS, KEYS, VALUES, seed=length)
+    maps, start = body_maps(tokens), _state(1)
+    norms = torch.linalg.matrix_norm(maps.transition, ord=2)
+    assert int((norms > 0.1).sum()) * 2 >= HEADS
+    result = form.scan(_inputs(tokens, device), (0, length), start.float()[None].to(device), _eye(device))
+    ran = run_delta(tokens, start)
+    _near(result.outputs, ran.outputs)
+    _near(result.states[0], ran.state)
+    _near(result.transitions[0], maps.transition)
+    _near(result.states[0].cpu() - result.transitions[0].cpu() @ start.float(), maps.end_state)
+    assert_far(result.transitions[0], maps.transition.transpose(1, 2), TOLERANCE)
+    assert_far(result.transitions[0], torch.zeros_like(maps.transition) + 1e-30, TOLERANCE)
+    assert_far(result.states[0], maps.end_state, TOLERANCE)
+    assert_far(result.states[0], maps.transition.transpose(1, 2) @ start + maps.end_state, TOLERANCE)
+
+
+def test_memory_is_read_after_the_decay(form: ModuleType, device: torch.device) -> None:
+    """The control writes `S ← a S + b k (v − kᵀ S)`, which reads before the decay."""
+    tokens = draw_tokens(64, HEADS, KEYS, VALUES, seed=3)
+    start, state = _state(2), _state(2)
+    for token in range(64):
+        k, beta = tokens.k[token][:, :, None], tokens.beta[token][:, None, None]
+        read = k.transpose(1, 2) @ state
+        state = tokens.decay[token][:, None, None] * state + beta * k @ (tokens.v[token][:, None, :] - read)
+    result = form.scan(_inputs(tokens, device), (0, 64), start.float()[None].to(device), None)
+    _near(result.states[0], run_delta(tokens, start).state)
+    assert_far(result.states[0], state, TOLERANCE)
+
+
+def test_gates_restart_at_each_packed_run(form: ModuleType, device: torch.device) -> None:
+    """The control lets the first run's decay leak into the second one's start."""
+    first, second = (draw_tokens(length, HEADS, KEYS, VALUES, seed=length) for length in (37, 90))
+    packed = _inputs(Tokens.concatenate([first, second]), device)
+    starts = torch.stack([_state(1), _state(2)])
+    result = form.scan(packed, (0, 37, 127), starts.float().to(device), _eye(device).repeat(2, 1, 1, 1))
+    for run, tokens in enumerate((first, second)):
+        _near(result.states[run], run_delta(tokens, starts[run]).state)
+        _near(result.transitions[run], body_maps(tokens).transition)
+    leaked = first.decay.prod(0)[:, None, None] * starts[1]
+    assert_far(result.states[1], run_delta(second, leaked).state, TOLERANCE)
+
+
+def test_runs_compose_in_order(form: ModuleType, device: torch.device) -> None:
+    """`T = T_B T_A`, `S = T_B S_A + S_B`, and neither the swapped product nor swapped runs."""
+    a, b = draw_tokens(40, HEADS, KEYS, VALUES, seed=5), draw_tokens(29, HEADS, KEYS, VALUES, seed=6)
+    maps_a, maps_b = body_maps(a), body_maps(b)
+    both = _inputs(Tokens.concatenate([a, b]), device)
+    zero = torch.zeros(1, HEADS, KEYS, VALUES, device=device)
+    result = form.scan(both, (0, 69), zero, _eye(device))
+    _near(result.transitions[0], maps_b.transition @ maps_a.transition)
+    _near(result.states[0], maps_b.transition @ maps_a.end_state + maps_b.end_state)
+    assert_far(result.transitions[0], maps_a.transition @ maps_b.transition, TOLERANCE)
+    assert_far(result.states[0], maps_a.transition @ maps_b.end_state + maps_a.end_state, TOLERANCE)
+
+
+def test_step_equals_a_run_of_one(form: ModuleType, device: torch.device) -> None:
+    tokens = draw_tokens(3, HEADS, KEYS, VALUES, seed=8)
+    starts = torch.stack([_state(seed) for seed in range(3)])
+    result = form.step(_inputs(tokens, device), starts.float().to(device))
+    for row in range(3):
+        ran = run_delta(tokens[row : row + 1], starts[row])
+        _near(result.outputs[row], ran.outputs[0])
+        _near(result.states[row], ran.state)
+
+
+def test_a_long_run_stays_finite(form: ModuleType, device: torch.device) -> None:
+    """Strong writes and gates that forget at once must neither overflow nor divide by zero."""
+    tokens = draw_tokens(130, HEADS, KEYS, VALUES, seed=9)
+    harsh = Tokens(tokens.q, tokens.k, tokens.v, tokens.decay * 0 + 1e-30, tokens.beta * 0 + 1)
+    result = form.scan(_inputs(harsh, device), (0, 130), _state(1).float()[None].to(device), _eye(device))
+    _near(result.states[0], run_delta(harsh, _state(1)).state)
+    assert bool(result.outputs.isfinite().all())
+
+
+Cut = tuple[int, int]
+
+
+@st.composite
+def _prompts(draw: st.DrawFn) -> list[Cut]:
+    """Parts as (live tokens, body tokens), at most 200 tokens in all; a body of 0 is no body."""
+    cuts: list[Cut] = []
+    left = draw(st.integers(1, 200))
+    while left > 0 and len(cuts) < 8:
+        live = draw(st.one_of(st.integers(0, 3), st.integers(0, 80)))
+        body = draw(st.one_of(st.just(0), st.integers(1, 3), st.integers(1, 120)))
+        cuts.append((min(live, left), min(body, left - min(live, left))))
+        left -= max(1, sum(cuts[-1]))
+    return cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One request's segments in its own order, each cut into a live run and a body."""
+
+    pieces: list[Tokens]
+    cuts: list[Cut]
+
+    @property
+    def live(self) -> list[Tokens]:
+        """The live runs."""
+        return [piece[: cut[0]] for piece, cut in zip(self.pieces, self.cuts, strict=True)]
+
+    def bodies(self, device: torch.device) -> list[Body | None]:
+        """The stored bodies."""
+        maps = [body_maps(piece[cut[0] :]) for piece, cut in zip(self.pieces, self.cuts, strict=True)]
+        stored = [Body(each.transition.float().to(device), each.end_state.float().to(device)) for each in maps]
+        return [body if cut[1] else None for body, cut in zip(stored, self.cuts, strict=True)]
+
+    def live_rows(self) -> list[int]:
+        """Where the live tokens stand in the whole sequence."""
+        rows: list[int] = []
+        offset = 0
+        for live, body in self.cuts:
+            rows.extend(range(offset, offset + live))
+            offset += live + body
+        return rows
+
+
+@settings(max_examples=60)
+@given(cuts=_prompts(), seed=st.integers(0, 1000), requests=st.integers(1, 3), order=st.randoms(use_true_random=False))
+def test_any_split_order_and_repetition(
+    form: ModuleType, device: torch.device, cuts: list[Cut], seed: int, requests: int, order: Random
+) -> None:
+    """Live runs and stored bodies in any mixture give what the same tokens give in one run, for every request."""
+    segments = [draw_tokens(sum(cut), HEADS, KEYS, VALUES, seed + index) for index, cut in enumerate(cuts)]
+    prompts = []
+    for _ in range(requests):
+        indices = order.choices(range(len(cuts)), k=order.randint(1, len(cuts)))
+        prompts.append(Chosen([segments[index] for index in indices], [cuts[index] for index in indices]))
+    live = [run for prompt in prompts for run in prompt.live]
+    walk = PartWalk(
+        (0, *accumulate(len(run) for run in live)), (0, *accumulate(len(prompt.cuts) for prompt in prompts))
+    )
+    starts = torch.stack([_state(seed + request) for request in range(requests)])
+    lasts = [end - 1 for end in walk.cu_parts[1:]]
+    bodies = [body for prompt in prompts for body in prompt.bodies(device)]
+    packed = _inputs(Tokens.concatenate(live), device)
+    result = form.walk(packed, walk, starts.float().to(device), bodies, lasts)
+    offset = 0
+    for request, prompt in enumerate(prompts):
+        whole = run_delta(Tokens.concatenate(prompt.pieces), starts[request])
+        _near(result.states[request], whole.state)
+        assert torch.equal(result.kept[lasts[request]], result.states[request])
+        rows = prompt.live_rows()
+        if rows:
+            error = (result.outputs[offset : offset + len(rows)].double().cpu() - whole.outputs[rows]).abs()
+            assert float(error.max()) <= TOLERANCE * float(whole.outputs.abs().max())
+        offset += len(rows)
+
+
+@pytest.mark.parametrize("mistake", ["zero", "transposed", "swapped", "twice"])
+def test_walk_controls(mistake: str, form: ModuleType, device: torch.device) -> None:
+    """What the property test above compares would catch each of the classical mistakes."""
+    pieces = [draw_tokens(48, HEADS, KEYS, VALUES, seed) for seed in (11, 12)]
+    window = 8
+    whole = run_delta(Tokens.concatenate(pieces), _state(4)).state
+    maps = [body_maps(piece[0 if mistake == "twice" else window :]) for piece in pieces]
+    transitions = [each.transition for each in maps]
+    if mistake == "zero":
+        transitions = [0 * each for each in transitions]
+    elif mistake == "transposed":
+        transitions = [each.transpose(1, 2).contiguous() for each in transitions]
+    elif mistake == "swapped":
+        transitions.reverse()
+    bodies = [
+        Body(transition.float().to(device), each.end_state.float().to(device))
+        for transition, each in zip(transitions, maps, strict=True)
+    ]
+    live = _inputs(Tokens.concatenate([piece[:window] for piece in pieces]), device)
+    walk = PartWalk((0, window, 2 * window), (0, 2))
+    result = form.walk(live, walk, _state(4).float()[None].to(device), bodies)
+    assert_far(result.states[0], whole, TOLERANCE)
+
+
+def test_a_forgetting_body_needs_no_transition(form: ModuleType, device: torch.device) -> None:
+    """A body without a transition leaves its end state, and the live run before it still answers."""
+    live, end_state = draw_tokens(5, HEADS, KEYS, VALUES, seed=13), _state(5)
+    bodies = [Body(None, end_state.float().to(device))]
+    walk = PartWalk((0, 5), (0, 1))
+    result = form.walk(_inputs(live, device), walk, _state(6).float()[None].to(device), bodies)
+    assert relative_error(result.states[0], end_state) < 1e-6
+    _near(result.outputs, run_delta(live, _state(6)).outputs)
+
+
+def test_requests_of_one_walk_are_apart(form: ModuleType, device: torch.device) -> None:
+    """Two requests of different shapes in one call: neither sees the other's state, runs or bodies."""
+    pieces = [draw_tokens(length, HEADS, KEYS, VALUES, length) for length in (3, 70, 1)]
+    maps = body_maps(draw_tokens(30, HEADS, KEYS, VALUES, 21))
+    body = Body(maps.transition.float().to(device), maps.end_state.float().to(device))
+    walk = PartWalk((0, 3, 73, 74), (0, 1, 3))
+    starts = torch.stack([_state(1), _state(2)])
+    packed = _inputs(Tokens.concatenate(pieces), device)
+    result = form.walk(packed, walk, starts.float().to(device), [None, body, None], (0, 1))
+    first = run_delta(pieces[0], starts[0]).state
+    middle = maps.transition @ run_delta(pieces[1], starts[1]).state + maps.end_state
+    _near(result.states[0], first)
+    _near(result.kept[0], first)
+    _near(result.kept[1], middle)
+    _near(result.states[1], run_delta(pieces[2], middle).state)

@@ -1,0 +1,146 @@
+"""A whole linear layer with its convolution, given the same hidden inputs: exact for `w ≥ K − 1`, approximate below."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.worker.engine.context import CaptureProfile
+from services.worker.mixers.batch import CaptureBatch, CombineBatch, LinearCarry, LinearPlane
+from services.worker.mixers.gated_delta import GatedDelta
+from services.worker.ops.layout import PartWalk
+from tests.exactness.conftest import RigFactory
+from tests.exactness.rig import PassRig, assert_close, assert_far
+from tests.models import CheckpointFactory, Variant
+
+NOWHERE = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRig:
+    """The first linear layer of the engine beside the public module with the same weights."""
+
+    mixer: GatedDelta
+    public: Any
+    device: torch.device
+
+    @property
+    def history(self) -> int:
+        """`K − 1`."""
+        return self.mixer.shape.conv_taps - 1
+
+    def full(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The public module over the whole sequence `[N, hidden]`."""
+        with torch.inference_mode():
+            outputs: torch.Tensor = self.public(hidden[None])[0]
+        return outputs
+
+    @torch.inference_mode()
+    def capture(self, hidden: torch.Tensor, window: int) -> LinearPlane:
+        """The plane of one segment alone, from nothing."""
+        slots = self.mixer.slots
+        carry = LinearCarry(torch.zeros_like(slots.states[0]), torch.zeros_like(slots.tails[0]))
+        batch = CaptureBatch((0, len(hidden)), (window,), NOWHERE, 0, NOWHERE, [], [[carry]])
+        self.mixer.capture(hidden.to(self.device), batch)
+        return carry.finish()
+
+    @torch.inference_mode()
+    def combine(self, live: Sequence[torch.Tensor], planes: Sequence[LinearPlane | None]) -> torch.Tensor:
+        """Outputs of live runs, each before its body, from an empty slot."""
+        slots = self.mixer.slots
+        slots.states[0].zero_()
+        slots.tails[0].zero_()
+        walk = PartWalk((0, *accumulate(len(run) for run in live)), (0, len(live)))
+        stored = [None if plane is None else [plane] for plane in planes]
+        slot = torch.zeros(1, dtype=torch.int64, device=self.device)
+        batch = CombineBatch(walk, NOWHERE, NOWHERE, (0, walk.num_tokens), [], slot, stored)
+        return self.mixer.combine(torch.cat(list(live)).to(self.device), batch)
+
+
+@pytest.fixture
+def layer(make_rig: RigFactory, checkpoints: CheckpointFactory, variant: Variant) -> LayerRig:
+    rig: PassRig = make_rig(CaptureProfile(4, ()))
+    for own, public in zip(rig.context.model.layers, checkpoints.model(variant).model.layers, strict=True):
+        if isinstance(own.mixer, GatedDelta):
+            return LayerRig(own.mixer, public.linear_attn, rig.context.device)
+    raise AssertionError("the variant has no linear layer")
+
+
+def _hidden(count: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, 48, generator=torch.Generator().manual_seed(seed))
+
+
+Edit = Callable[[LinearPlane], LinearPlane]
+
+
+def _composed_and_full(
+    layer: LayerRig,
+    lengths: Sequence[int],
+    window: int,
+    edit: Edit = lambda plane: plane,
+    captured_from: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs at live tokens of segments and a live end: by composition, and by the public module."""
+    segments = [_hidden(length, index) for index, length in enumerate(lengths)]
+    start = window if captured_from is None else captured_from
+    planes: list[LinearPlane | None] = [edit(layer.capture(segment, start)) for segment in segments]
+    live = [*(segment[:window] for segment in segments), _hidden(6, 99)]
+    actual = layer.combine(live, [*planes, None])
+    rows: list[int] = []
+    offset = 0
+    for length in lengths:
+        rows.extend(range(offset, offset + window))
+        offset += length
+    rows.extend(range(offset, offset + 6))
+    return actual, layer.full(torch.cat([*segments, _hidden(6, 99)]))[rows]
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    bodies=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 120)), min_size=1, max_size=4),
+    extra=st.integers(0, 8),
+)
+def test_exact_from_a_window_that_fills_the_history(layer: LayerRig, bodies: list[int], extra: int) -> None:
+    window = layer.history + extra
+    lengths = [window + max(body, layer.history) for body in bodies]
+    actual, full = _composed_and_full(layer, lengths, window)
+    assert_close(actual, full)
+
+
+def test_approximate_below(layer: LayerRig) -> None:
+    for window in range(layer.history):
+        actual, full = _composed_and_full(layer, [30, 25, 40], window)
+        assert_far(actual, full)
+
+
+@pytest.mark.parametrize("mistake", ["zero", "transposed", "tail", "forgotten"])
+def test_controls(layer: LayerRig, mistake: str) -> None:
+    edits: dict[str, Edit] = {
+        "zero": lambda plane: replace(plane, transition=0 * plane.transition),
+        "transposed": lambda plane: replace(plane, transition=plane.transition.transpose(1, 2).contiguous()),
+        "tail": lambda plane: replace(plane, tail=torch.cat([0 * plane.tail[:1], plane.tail[:-1]])),
+        "forgotten": lambda plane: replace(plane, end_state=0 * plane.end_state),
+    }
+    lengths, window = [30, 25, 40], layer.history + 1
+    assert_close(*_composed_and_full(layer, lengths, window))
+    assert_far(*_composed_and_full(layer, lengths, window, edits[mistake]))
+
+
+def test_a_window_counted_twice_is_seen(layer: LayerRig) -> None:
+    """Live window in front of a transition that was captured over the window too."""
+    assert_far(*_composed_and_full(layer, [12, 14], layer.history + 2, captured_from=0))
+
+
+def test_swapped_bodies_are_seen(layer: LayerRig) -> None:
+    window = layer.history
+    segments = [_hidden(30, 0), _hidden(30, 1)]
+    planes: list[LinearPlane | None] = [layer.capture(segment, window) for segment in segments]
+    live = [segments[0][:window], segments[1][:window], _hidden(6, 99)]
+    full = layer.full(torch.cat([*segments, _hidden(6, 99)]))[-6:]
+    assert_close(layer.combine(live, [*planes, None])[-6:], full)
+    assert_far(layer.combine(live, [planes[1], planes[0], None])[-6:], full)
