@@ -1,0 +1,1 @@
+"""Training of the demo model: data, tokenizer, training loop, export."""
