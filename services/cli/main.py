@@ -1,7 +1,9 @@
 """The `hypic` command: one prompt, the whole stack, or one service."""
 
 import asyncio
+import os
 import signal
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +22,13 @@ app = typer.Typer(
 )
 
 DEMO_CHECKPOINT = Path("models/demo")
+
+
+class Reuse(StrEnum):
+    """How `hypic run` serves documents."""
+
+    COMPOSE = "compose"
+    OFF = "off"
 
 
 @app.command()
@@ -63,6 +72,44 @@ def up(
     except StackStartError as error:
         typer.echo(f"hypic up: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+@app.command()
+def run(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    document: Annotated[
+        list[Path] | None, typer.Option("--document", "-d", help="A text file; may be given several times.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    checkpoint: Annotated[Path, typer.Option(help="Directory of a Hugging Face checkpoint.")] = DEMO_CHECKPOINT,
+    reuse: Annotated[Reuse, typer.Option(help="Compose captured documents, or compute everything in place.")] = (
+        Reuse.COMPOSE
+    ),
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 64,
+) -> None:
+    """Ask one question in this process, without services, and show how each part was served."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from services.cli.one_prompt import OnePrompt, PromptText, read_documents
+    from services.router.domain.request import PromptError
+    from services.worker.engine.requests import EngineError
+    from services.worker.models.errors import CheckpointError
+    from services.worker.profile import ProfileError
+    from services.worker.settings import WorkerSettings
+
+    settings = WorkerSettings.load_or_exit(checkpoint=checkpoint)
+    try:
+        text = PromptText(question, read_documents(document or []), system)
+        answer = OnePrompt(settings).ask(text, max_tokens, compose=reuse is Reuse.COMPOSE)
+    except (CheckpointError, ProfileError, PromptError, EngineError, OSError, UnicodeDecodeError) as error:
+        typer.echo(f"hypic run: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(answer.text)
+    for kind, part in answer.parts:
+        line = f"  {kind:8} {part.live_tokens:6} live {part.reused_tokens:6} reused  {part.reason}"
+        typer.echo(line.rstrip(), err=True)
+    typer.echo(
+        f"  capture {answer.capture_seconds:.3f} s, then first token {answer.first_token_seconds:.3f} s", err=True
+    )
 
 
 async def _serve_until_signal(stack: Stack) -> int:
