@@ -4,9 +4,7 @@ from collections.abc import Mapping
 
 from services.common.errors import (
     DeadlineError,
-    HypicError,
     InvalidRequestError,
-    NotFoundError,
     OverloadedError,
     UnavailableError,
 )
@@ -46,7 +44,7 @@ _DO_NOT_RETRY = {"x-should-retry": "false"}
 
 
 def http_error(error: Exception) -> HttpError:
-    """What the client is told about this error; faults of ours reveal nothing."""
+    """What the client is told about this error; addresses and faults behind the router stay in the logs."""
     message = str(error)
     if isinstance(error, HttpError):
         return error
@@ -55,14 +53,11 @@ def http_error(error: Exception) -> HttpError:
         return HttpError(status, "invalid_request_error", message, error.code, error.param, _DO_NOT_RETRY)
     if isinstance(error, InvalidRequestError):
         return HttpError(400, "invalid_request_error", message, "invalid_request", None, _DO_NOT_RETRY)
-    if isinstance(error, NotFoundError):
-        return HttpError(404, "invalid_request_error", message, "not_found", None, _DO_NOT_RETRY)
     if isinstance(error, OverloadedError):
         return HttpError(429, "rate_limit_error", message, "overloaded", None, _RETRY)
     if isinstance(error, UnavailableError):
-        return HttpError(503, "server_error", message, "unavailable", None, _RETRY)
+        return HttpError(503, "server_error", "the model cannot be reached now", "unavailable", None, _RETRY)
     if isinstance(error, DeadlineError):
+        message = "the request took longer than the time allowed"
         return HttpError(504, "server_error", message, "deadline_exceeded", None, _DO_NOT_RETRY)
-    if isinstance(error, HypicError):
-        return HttpError(500, "server_error", message, "internal_error", None, _DO_NOT_RETRY)
     return HttpError(500, "server_error", "an internal error occurred", "internal_error", None, _DO_NOT_RETRY)
