@@ -1,0 +1,186 @@
+"""The stack as `hypic up` runs it: one supervisor process, its children, their ports and gauges."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+import grpc
+import httpx2
+from hypic.v1 import cache_pb2, cache_pb2_grpc
+
+from services.cli.ports import free_port, grpc_ready
+
+__all__ = ["SERVICES", "ServedStack", "is_running", "wait_until"]
+
+SERVICES = ("cache", "worker", "router")
+_START_SECONDS = 90.0
+_END_SECONDS = 60.0
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Poll until the condition holds; fails the test when it does not in time."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, "condition not met in time"
+        time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that a process has started and that run."""
+    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(number) for text in lists for number in text.split()]
+
+
+def _read_proc(pid: int, name: str) -> list[str]:
+    """A file of NUL-separated strings; empty for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text().rstrip("\0").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class ServedStack:
+    """`hypic up` on free ports. `variables` are settings beside those that tests need to see inside."""
+
+    def __init__(self, checkpoint: Path, log: Path, variables: Mapping[str, str]) -> None:
+        self._checkpoint = checkpoint
+        self._log = log
+        self._metrics_ports = {"worker": free_port(), "cache": free_port()}
+        self._variables = {
+            "HYPIC_WORKER_METRICS_PORT": str(self._metrics_ports["worker"]),
+            "HYPIC_CACHE_METRICS_PORT": str(self._metrics_ports["cache"]),
+            # Heartbeats come three times as often: a restarted directory learns soon what the worker holds.
+            "HYPIC_CACHE_WORKER_TTL_SECONDS": "3",
+            **variables,
+        }
+        self.model = checkpoint.name
+        self.base_url = ""
+
+    def __enter__(self) -> Self:
+        command = ["up", "--checkpoint", str(self._checkpoint), "--port", "0"]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.cli.main", *command],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self._variables},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+            )
+        try:
+            self.base_url = self._read_base_url()
+        except BaseException:
+            self._end()
+            raise
+        self.http = httpx2.Client(base_url=self.base_url, timeout=60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        self._end()
+
+    def pid(self, name: str) -> int:
+        """The present process of a service; 0 between two restarts."""
+        found = [pid for pid in _children(self.process.pid) if _read_proc(pid, "cmdline")[-1:] == [name]]
+        return found[0] if found else 0
+
+    def pids(self) -> list[int]:
+        """The supervisor and its children."""
+        return [self.process.pid, *(self.pid(name) for name in SERVICES)]
+
+    def kill(self, name: str) -> int:
+        """SIGKILL; returns the process that was."""
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to one service."""
+        os.kill(self.pid(name), number)
+
+    def wait_restarted(self, name: str, killed: int) -> None:
+        """Until another process of the service is ready, and the router with it."""
+        wait_until(lambda: self.pid(name) not in (0, killed), 60)
+        wait_until(lambda: asyncio.run(grpc_ready(self.address(name))), 60)
+        wait_until(lambda: self.http.get("/health/ready").status_code == 200, 60)
+
+    def address(self, name: str) -> str:
+        """Where the worker or the cache service listens."""
+        return self.environment()[f"HYPIC_{name.upper()}_LISTEN_ADDRESS"]
+
+    def environment(self) -> dict[str, str]:
+        """What the supervisor gives to its children."""
+        return dict(entry.split("=", 1) for entry in _read_proc(self.pid("router"), "environ"))
+
+    def gauge(self, service: str, name: str, labels: str = "") -> float:
+        """The sum of a metric's samples whose labels hold this text; a service that is restarting has none: NaN."""
+        try:
+            text = httpx2.get(f"http://127.0.0.1:{self._metrics_ports[service]}/metrics", timeout=5).text
+        except httpx2.TransportError:
+            return float("nan")
+        samples = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")) and labels in line]
+        return sum(float(line.rpartition(" ")[2]) for line in samples)
+
+    def captures(self) -> float:
+        """Segments that the worker's present process has captured."""
+        return self.gauge("worker", "hypic_worker_captures_total", 'outcome="stored"')
+
+    def wait_idle(self) -> None:
+        """Until nothing runs or waits, no lease is left, and the worker holds just what the directory lists."""
+        wait_until(lambda: self.gauge("worker", "hypic_worker_num_requests_running") == 0)
+        wait_until(lambda: self.gauge("worker", "hypic_worker_num_requests_waiting") == 0)
+        wait_until(lambda: self.gauge("cache", "hypic_cache_leases") == 0)
+        wait_until(lambda: self.gauge("cache", "hypic_cache_tickets") == 0)
+        wait_until(
+            lambda: self.gauge("worker", "hypic_worker_state_bytes") == self.gauge("cache", "hypic_cache_bytes")
+        )
+
+    def forget_everything(self) -> None:
+        """Invalidate all that is stored; returns when the worker's memory is free again."""
+        with grpc.insecure_channel(self.address("cache")) as channel:
+            namespace = cache_pb2.Namespace(tenant="default")
+            request = cache_pb2.InvalidateRequest(namespace=namespace, whole_tenant=True)
+            cache_pb2_grpc.CacheServiceStub(channel).Invalidate(request, timeout=10)
+        wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == 0)
+
+    def _read_base_url(self) -> str:
+        """The address in the supervisor's greeting."""
+        stdout = self.process.stdout
+        assert stdout is not None
+        give_up = time.monotonic() + _START_SECONDS
+        while time.monotonic() < give_up:
+            if select.select([stdout], [], [], 0.2)[0]:
+                line = stdout.readline().decode()
+                assert line, f"hypic up ended with {self.process.wait()}:\n{self._log.read_text()[-2000:]}"
+                if line.startswith("Serving "):
+                    return line.split()[3].removesuffix("/v1.")
+        raise AssertionError(f"hypic up was not ready in time:\n{self._log.read_text()[-2000:]}")
+
+    def _end(self) -> None:
+        """SIGTERM; whatever is left after a while is killed."""
+        if self.process.poll() is None:
+            family = _children(self.process.pid)
+            self.process.terminate()
+            try:
+                self.process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                for pid in filter(is_running, family):
+                    os.kill(pid, signal.SIGKILL)
+        if self.process.stdout:
+            self.process.stdout.close()
