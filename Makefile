@@ -29,6 +29,7 @@ check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of g
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/generate_docs.py --check
 	$(BIN)/python -m bench.docs --check
 	$(BIN)/python scripts/generate_proto.py --check
 

@@ -89,7 +89,9 @@ class _Boundary(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Request, Response] | None:
         handler: Any = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
+        # The library's health service writes its streams in another style than ours, and needs no guard.
+        is_health = str(handler_call_details.method).startswith("/grpc.health.")
+        if handler is None or handler.request_streaming or is_health:
             return cast("grpc.RpcMethodHandler[Request, Response] | None", handler)
         request_id = str(dict(handler_call_details.invocation_metadata or ()).get(_REQUEST_ID, ""))
         wrapped: Any

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal, NoReturn, Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 __all__ = ["ServiceSettings", "SettingsError"]
@@ -24,8 +24,8 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["json", "console"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_format: Literal["json", "console"] = Field("json", description="one JSON object a line, or plain lines")
 
     @classmethod
     def from_environment(cls, **overrides: object) -> Self:

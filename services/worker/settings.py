@@ -22,14 +22,19 @@ class WorkerSettings(ServiceSettings):
     checkpoint: Path = Field(description="directory of a Hugging Face checkpoint")
     profile: Path | None = Field(None, description="profile.toml; default: the one in the checkpoint, else built-in")
     model_name: str | None = Field(None, description="what clients send as `model`; default: the checkpoint's folder")
-    worker_id: str = Field("worker-0", min_length=1, max_length=128)
-    listen_address: str = "127.0.0.1:7102"
+    worker_id: str = Field("worker-0", min_length=1, max_length=128, description="unique among the workers of a tier")
+    listen_address: str = Field("127.0.0.1:7102", description="host:port of the gRPC server")
     advertise_address: str | None = Field(None, description="where others reach this worker; default: listen_address")
-    cache_address: str = "127.0.0.1:7101"
+    cache_address: str = Field("127.0.0.1:7101", description="host:port of the cache service")
 
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    torch_threads: int = Field(default_factory=lambda: 1 if (os.cpu_count() or 1) <= 4 else 4, ge=1, le=256)
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights, keys and values")
+    torch_threads: int = Field(
+        default_factory=lambda: 1 if (os.cpu_count() or 1) <= 4 else 4,
+        ge=1,
+        le=256,
+        description="CPU threads of a tensor operation; 1 on up to 4 cores, else 4",
+    )
 
     page_tokens: int = Field(16, ge=1, le=1024, description="tokens a page of keys and values holds")
     page_bytes: int = Field(512 * _MIB, ge=_MIB, description="memory for pages of keys and values, all layers")

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from hypic.v1 import cache_pb2, worker_pb2
 
-from services.common.errors import HypicError
+from services.common.errors import ConflictError, HypicError
 from services.common.telemetry import get_logger
-from services.worker.adapters.cache_client import CacheClient
+from services.worker.adapters.cache_client import CacheClient, Published
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
@@ -31,7 +31,7 @@ class Residency:
         if key in self._published:
             return ""
         try:
-            published = await self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes)
+            published = await self._publish_known(key, ticket, size_bytes)
         except HypicError as error:
             get_logger().warning("publish_failed", error=str(error))
             await self.drop([key])
@@ -46,6 +46,14 @@ class Residency:
         await self.drop(published.drop_keys)
         return ""
 
+    async def _publish_known(self, key: bytes, ticket: worker_pb2.TicketRef, size_bytes: int) -> Published:
+        """A directory that has just started does not know this worker: it is told, then asked again."""
+        try:
+            return await self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes)
+        except ConflictError:
+            await self.report()
+            return await self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes)
+
     async def drop(self, keys: Iterable[bytes]) -> int:
         """Make states unreachable here; returns how many were there."""
         wanted = tuple(keys)
@@ -59,21 +67,29 @@ class Residency:
         """Drop states of a request that ended before they were published."""
         await self.drop([key for key in keys if key not in self._published])
 
+    async def report(self) -> float:
+        """One heartbeat; drops what the directory names. Returns the seconds for which the directory believes it.
+
+        Raises:
+            HypicError: the cache service does not answer.
+        """
+        response = await self._cache.heartbeat(list(self._published.values()), await self._load())
+        await self.drop(response.drop_keys)
+        return response.time_to_live_seconds
+
     async def keep_reporting(self) -> None:
         """Heartbeats for ever; survives an absent cache service."""
         reachable = True
         while True:
             pause = _RETRY_SECONDS
             try:
-                response = await self._cache.heartbeat(list(self._published.values()), await self._load())
+                pause = await self.report() / 3
             except HypicError as error:
                 if reachable:
                     get_logger().warning("cache_unreachable", error=str(error))
                 reachable = False
             else:
                 reachable = True
-                await self.drop(response.drop_keys)
-                pause = response.time_to_live_seconds / 3
             await asyncio.sleep(pause)
 
     async def _load(self) -> cache_pb2.WorkerLoad:
