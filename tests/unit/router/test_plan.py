@@ -1,5 +1,6 @@
 """Planning as pure steps, with every outcome that the directory can give."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,6 +113,13 @@ def test_without_a_directory_everything_is_live_with_the_reason() -> None:
     reasons = [each.reason for each in plan.parts]
     down = Reason.CACHE_UNAVAILABLE
     assert reasons == [down, down, Reason.NOT_MARKED, down, down, down, Reason.NOT_MARKED, Reason.LAST_PART]
+
+
+@pytest.mark.parametrize("done", [[], [ServedPart(PartServing.LIVE, 1, 0, "", "")]])
+def test_a_worker_whose_counts_do_not_add_up_is_not_believed(done: list[ServedPart]) -> None:
+    plan = draft(Prompt((LAST,)), PROFILE, Reuse.OFF)
+    with pytest.raises(ValueError, match="the worker reports"):
+        explain_parts(plan, Prefilled(tuple(done), 0.0, 0.0))
 
 
 plans = st.sampled_from(Reuse).flatmap(

@@ -1,0 +1,99 @@
+"""What clients of this field send becomes one request."""
+
+from typing import Any
+
+import pytest
+
+from services.router.adapters.parse import RequestParser
+from services.router.domain.request import (
+    ChatPrompt,
+    Cold,
+    Document,
+    Namespace,
+    Reuse,
+    Role,
+    Sampling,
+    Text,
+    TextPrompt,
+)
+
+PARSER = RequestParser("tenant", "")
+WHOLE = Document("the text", "Title", "a")
+BASE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ("the text", Document("the text")),
+        ({"text": "the text"}, Document("the text")),
+        ({"title": "Title", "text": "the text"}, Document("the text", "Title")),
+        ({"id": "a", "title": "Title", "text": "the text"}, WHOLE),
+        ({"id": "a", "data": {"title": "Title", "text": "the text"}}, WHOLE),
+        ({"id": "a", "data": {"title": "Title", "snippet": "the text"}}, WHOLE),
+        ({"id": "a", "data": "the text"}, Document("the text", document_id="a")),
+        ({"text": "the text", "title": None, "id": None, "score": 0.5}, Document("the text")),
+        ({"text": " \n"}, Document(" \n")),
+    ],
+)
+def test_documents(sent: object, read: Document) -> None:
+    prompt = PARSER.parse_chat(BASE | {"documents": [sent]}).request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.documents == (read,)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"id": "a", "title": "Title", "text": "the text"},
+        {"document": {"id": "a", "title": "Title", "text": "the text"}},
+        {"document": {"id": "a", "data": {"title": "Title", "text": "the text"}}},
+        {"document": "the text", "title": "Title", "id": "a"},
+        {"id": "a", "title": "Title", "source": {"type": "text", "media_type": "text/plain", "data": "the text"}},
+    ],
+)
+def test_document_parts_stand_where_they_were_put(part: dict[str, Any]) -> None:
+    content = [{"type": "text", "text": "one"}, {"type": "document"} | part, {"type": "text", "text": "two"}]
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": content}]
+    prompt = PARSER.parse_chat({"model": "m", "messages": messages}).request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[0].role is Role.SYSTEM
+    assert prompt.messages[1].content == (Text("one"), WHOLE, Text("two"))
+
+
+def test_marked_text_and_one_id_for_equal_documents() -> None:
+    marked = [{"type": "text", "text": "memory", "hypic": {"segment": True}}]
+    documents = [{"id": "a", "text": "x"}, {"id": "a", "text": "x"}]
+    body = {"model": "m", "messages": [{"role": "user", "content": marked}], "documents": documents}
+    prompt = PARSER.parse_chat(body).request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[0].content == (Text("memory", is_segment=True),)
+    assert len(prompt.documents) == 2
+
+
+def test_options_and_their_defaults() -> None:
+    plain = PARSER.parse_chat(BASE).request
+    assert plain.sampling == Sampling(1.0, 1.0, 0, None, None)
+    assert (plain.options.reuse, plain.options.cold, plain.options.explain) == (Reuse.COMPOSE, Cold.PARALLEL, False)
+    assert plain.namespace == Namespace("tenant", "")
+    full = BASE | {
+        "temperature": 0, "top_p": 0.5, "top_k": -1, "seed": -1, "max_tokens": 5, "max_completion_tokens": 7,
+        "stop": ["a", "b"], "cache_salt": "s", "n": 1, "logprobs": False, "tools": [], "presence_penalty": 0.0,
+        "hypic": {"reuse": "exact", "cold": "live", "explain": True}, "stream": True, "response_format": {"type": "text"},
+    }  # fmt: skip
+    parsed = PARSER.parse_chat(full)
+    assert parsed.request.sampling == Sampling(0.0, 0.5, 0, 2**64 - 1, 7)
+    assert parsed.request.stop == ("a", "b")
+    assert parsed.request.namespace.salt == "s"
+    assert (parsed.request.options.reuse, parsed.request.options.cold) == (Reuse.EXACT, Cold.LIVE)
+    assert parsed.is_stream
+    assert parsed.ignored_fields == ()
+
+
+def test_the_separator_of_completions() -> None:
+    body = {"model": "m", "prompt": "one<sep>two<sep>three"}
+    off = PARSER.parse_completion(body).request
+    assert off.prompt == TextPrompt(("one<sep>two<sep>three",))
+    assert off.sampling.max_tokens == 16
+    cut = RequestParser("tenant", "<sep>").parse_completion(body).request
+    assert cut.prompt == TextPrompt(("one", "two", "three"))
