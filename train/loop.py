@@ -1,43 +1,35 @@
-"""Trains the demo model by the clock, scores it and exports it.
+"""The run: training by the clock, export, scores."""
 
-python -m train.loop --out OUT --seconds 500
-"""
-
+import argparse
+import json
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-_STARTED = time.monotonic()
+import torch
 
-import argparse  # noqa: E402  (the clock starts before the slow imports)
-import json  # noqa: E402
-from collections import deque  # noqa: E402
-from dataclasses import dataclass  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
-
-import torch  # noqa: E402
-
-from train.data import questions  # noqa: E402
-from train.data.prompts import PromptEncoder  # noqa: E402
-from train.data.rows import ROW_LENGTHS  # noqa: E402
-from train.export import cut_weights, export  # noqa: E402
-from train.loader import Batch, Loader  # noqa: E402
-from train.network import Network  # noqa: E402
-from train.optimiser import Optimiser  # noqa: E402
-from train.scoring import Encoded, encode_questions, exact_match  # noqa: E402
-from train.shape import ModelShape, new_weights  # noqa: E402
+from train.data import questions
+from train.data.prompts import PromptEncoder
+from train.export import cut_weights, export
+from train.loader import Loader
+from train.network import Network
+from train.optimiser import Optimiser
+from train.scoring import Encoded, encode_questions, exact_match
+from train.shape import ModelShape, new_weights
+from train.steps import Curriculum, Stepper, learning_rate_factor
 
 _EVALUATION_SEED = 101
-_WARM_UP_STEPS = 150
-_DECAY_FROM = 0.45
-_REPLY_SHARE = 0.7
-_RETRIEVES_UNDER = 1.1
-_HARDER_FROM_AT_LATEST = 0.3
-_HARDER_OVER = 0.2
+_PROBE_QUESTIONS = 480
+_OBSERVE_EVERY = 20
+_PRINT_SECONDS = 6.0
+
+Report = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One training run's settings; times count from the process's start."""
+class Settings:
+    """One training run; `seconds` counts from the process's start."""
 
     out: Path
     tokenizer_file: Path
@@ -53,180 +45,93 @@ class Run:
     pieces: bool
 
 
-def elapsed() -> float:
-    """Seconds since the process started."""
-    return time.monotonic() - _STARTED
+class Run:
+    """The model in training with all that drives it."""
+
+    def __init__(self, settings: Settings, started: float) -> None:
+        self._settings = settings
+        self._started = started
+        # The loader forks, so it comes before the first use of the device.
+        self._loader = Loader(settings.tokenizer_file, settings.tokens, settings.workers, settings.seed)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.set_float32_matmul_precision("high")
+        self._shape = ModelShape()
+        self._weights = new_weights(self._shape, settings.seed, device)
+        self._network = Network(self._shape, self._weights, torch.bfloat16, compiled=settings.compiled)
+        self._optimiser = Optimiser(self._weights, settings.muon_rate, settings.adam_rate)
+        self._stepper = Stepper(self._network, self._optimiser, settings.tokens)
+        self._curve: list[Report] = []
+
+    def elapsed(self) -> float:
+        """Seconds since the process started."""
+        return time.monotonic() - self._started
+
+    def train(self) -> None:
+        """Steps until the time is up; notes losses and scores along the way."""
+        settings, curriculum = self._settings, Curriculum()
+        probe = self._encode(_PROBE_QUESTIONS, _EVALUATION_SEED, long_documents=False)
+        step, begun = 0, self.elapsed()
+        next_score, next_print = begun + settings.score_seconds, 0.0
+        while (now := self.elapsed()) < settings.seconds:
+            progress = (now - begun) / (settings.seconds - begun)
+            self._loader.set_difficulty(curriculum.difficulty(progress))
+            self._optimiser.set_rate(learning_rate_factor(step, progress))
+            self._stepper.step(self._loader.next())
+            step += 1
+            if step % _OBSERVE_EVERY == 0:
+                curriculum.observe(progress, self._stepper.losses()[0])
+                if now > next_print:
+                    next_print = now + _PRINT_SECONDS
+                    print(f"{now:6.1f}s step {step} {self._stepper.losses()}", flush=True)
+            if now > next_score:
+                self._note(step, exact_match(self._network, probe, settings.tokens))
+                next_score = self.elapsed() + settings.score_seconds
+        self._note(step, {})
+        self._loader.stop()
+
+    def export(self) -> None:
+        """Writes the checkpoint, then holds the weights to what was written."""
+        encoder = PromptEncoder(self._settings.tokenizer_file)
+        export(self._settings.out, self._shape, self._weights, encoder.end_of_text, encoder.message_end)
+        if self._settings.pieces:
+            cut_weights(self._settings.out)
+        with torch.no_grad():
+            for weight in self._weights.values():
+                weight.copy_(weight.bfloat16())
+
+    def report(self) -> None:
+        """Scores the exported weights and writes `report.json`, after each set anew."""
+        settings, device = self._settings, self._weights["embed"].device
+        report: Report = {
+            "parameters": sum(w.numel() for w in self._weights.values()),
+            "tokens": self._curve[-1]["step"] * settings.tokens,
+            "seed": settings.seed,
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+            "torch": torch.__version__,
+            "curve": self._curve,
+        }
+        for name, long_documents in (("standard", False), ("long", True)):
+            count = settings.questions // (4 if long_documents else 1)
+            asked = self._encode(count, _EVALUATION_SEED + 1, long_documents=long_documents)
+            scores = exact_match(self._network, asked, settings.tokens)
+            report[name] = {"questions": len(asked), **scores}
+            report["seconds"] = round(self.elapsed())
+            (settings.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+            print(name, json.dumps(report[name]), flush=True)
+
+    def _note(self, step: int, scores: dict[str, float]) -> None:
+        point = {"seconds": round(self.elapsed()), "step": step, "losses": self._stepper.losses(), **scores}
+        self._curve.append(point)
+        print(json.dumps(point), flush=True)
+
+    def _encode(self, count: int, seed: int, *, long_documents: bool) -> list[Encoded]:
+        asked = list(questions(seed, min(count, self._settings.questions), long_documents=long_documents))
+        return encode_questions(self._settings.tokenizer_file, asked)
 
 
-class Stepper:
-    """One optimiser step a batch; on a GPU one captured graph for each row length."""
-
-    def __init__(self, network: Network, optimiser: Optimiser, tokens: int) -> None:
-        self._network, self._optimiser, self._tokens = network, optimiser, tokens
-        device = network.weights["embed"].device
-        self._device = device
-        self._ids = torch.zeros(tokens, dtype=torch.long, device=device)
-        self._is_reply = torch.zeros(tokens, dtype=torch.bool, device=device)
-        self._losses = torch.zeros(2, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._events: deque[torch.cuda.Event] = deque()
-
-    def step(self, batch: Batch) -> None:
-        """Updates the weights from one batch."""
-        ids = torch.from_numpy(batch.ids.astype("int64"))
-        is_reply = torch.from_numpy(batch.is_reply.astype("bool"))
-        if self._device.type != "cuda":
-            self._ids.copy_(ids)
-            self._is_reply.copy_(is_reply)
-            self._update(batch.row_length)
-            return
-        self._ids.copy_(ids.pin_memory(), non_blocking=True)
-        self._is_reply.copy_(is_reply.pin_memory(), non_blocking=True)
-        if batch.row_length in self._graphs:
-            self._graphs[batch.row_length].replay()
-        else:
-            self._capture(batch.row_length)
-        self._keep_pace()
-
-    def _keep_pace(self) -> None:
-        """Lets the host run one step ahead of the device, so that the clock means something."""
-        self._events.append(torch.cuda.Event())
-        self._events[-1].record()
-        if len(self._events) > 2:
-            self._events.popleft().synchronize()
-
-    def losses(self) -> list[float]:
-        """Mean loss of the last batch's reply tokens and of its other tokens."""
-        return [round(x, 4) for x in self._losses.tolist()]
-
-    def _capture(self, length: int) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._update(length)
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        pool = next((g.pool() for g in self._graphs.values()), None)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self._update(length)
-        self._optimiser.forget_gradients()
-        self._graphs[length] = graph
-
-    def _update(self, length: int) -> None:
-        position = torch.arange(self._tokens, device=self._device) % length
-        inside = position != length - 1
-        losses = self._network.losses(self._ids, self._ids.roll(-1), position, self._tokens // length)
-        is_reply = (self._is_reply.roll(-1) & inside).float()
-        is_other = inside.float() - is_reply
-        reply = (losses * is_reply).sum() / is_reply.sum().clamp(min=1)
-        other = (losses * is_other).sum() / is_other.sum()
-        self._optimiser.forget_gradients()
-        (_REPLY_SHARE * reply + (1 - _REPLY_SHARE) * other).backward()
-        self._optimiser.step()
-        self._losses.copy_(torch.stack([reply.detach(), other.detach()]))
-
-
-def learning_rate_factor(step: int, progress: float) -> float:
-    """Warm-up by steps, then constant, then linear to zero by the clock."""
-    warm = min(1.0, (step + 1) / _WARM_UP_STEPS)
-    decay = min(1.0, (1 - progress) / (1 - _DECAY_FROM))
-    return max(0.0, min(warm, decay))
-
-
-class Curriculum:
-    """Keeps rows easy until replies are retrieved, then makes them harder by the clock."""
-
-    def __init__(self) -> None:
-        self._from = _HARDER_FROM_AT_LATEST
-
-    def observe(self, progress: float, reply_loss: float) -> None:
-        """Notes the reply loss at a point of the run."""
-        if reply_loss < _RETRIEVES_UNDER:
-            self._from = min(self._from, progress)
-
-    def difficulty(self, progress: float) -> float:
-        """From 0 (easy) to 1 (the final mix)."""
-        return min(1.0, max(0.0, (progress - self._from) / _HARDER_OVER))
-
-
-def _train(run: Run, stepper: Stepper, optimiser: Optimiser, loader: Loader, score: Any) -> list[dict[str, Any]]:
-    curve: list[dict[str, Any]] = []
-    step, begun, steady = 0, elapsed(), (0, 0.0)
-    next_score, next_print, curriculum = begun + run.score_seconds, 0.0, Curriculum()
-    while (now := elapsed()) < run.seconds:
-        progress = (now - begun) / (run.seconds - begun)
-        loader.set_difficulty(curriculum.difficulty(progress))
-        optimiser.set_rate(learning_rate_factor(step, progress))
-        stepper.step(loader.next())
-        step += 1
-        if step == len(ROW_LENGTHS) + 20:
-            steady = (step, elapsed())
-        if step % 20 == 0:
-            curriculum.observe(progress, stepper.losses()[0])
-        if step % 20 == 0 and (now := elapsed()) > next_print:
-            next_print = now + 6
-            losses = stepper.losses()
-            rate = (step - steady[0]) * run.tokens / max(1e-9, elapsed() - steady[1])
-            level = curriculum.difficulty(progress)
-            print(f"{now:6.1f}s step {step} {losses} {rate:.0f} tok/s {level:.2f}", flush=True)
-        if now > next_score:
-            point = {"seconds": round(now), "step": step, "losses": stepper.losses(), **score()}
-            curve.append(point)
-            print(json.dumps(point), flush=True)
-            next_score = elapsed() + run.score_seconds
-    curve.append({"seconds": round(elapsed()), "step": step, "losses": stepper.losses()})
-    return curve
-
-
-def _encode(run: Run, count: int, seed: int, *, long_documents: bool) -> list[Encoded]:
-    asked = list(questions(seed, count, long_documents=long_documents))
-    return encode_questions(run.tokenizer_file, asked)
-
-
-def train(run: Run) -> None:
-    """Trains, exports, scores, in this order, and writes `report.json` along the way."""
-    loader = Loader(run.tokenizer_file, run.tokens, run.workers, run.seed)
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda" if cuda else "cpu")
-    torch.set_float32_matmul_precision("high")
-    shape = ModelShape()
-    weights = new_weights(shape, run.seed, device)
-    network = Network(shape, weights, torch.bfloat16, compiled=run.compiled)
-    optimiser = Optimiser(weights, run.muon_rate, run.adam_rate)
-    stepper = Stepper(network, optimiser, run.tokens)
-    probe = _encode(run, min(480, run.questions), _EVALUATION_SEED, long_documents=False)
-    curve = _train(run, stepper, optimiser, loader, lambda: exact_match(network, probe, run.tokens))
-    loader.stop()
-    encoder = PromptEncoder(run.tokenizer_file)
-    export(run.out, shape, weights, encoder.end_of_text, encoder.message_end)
-    if run.pieces:
-        cut_weights(run.out)
-    with torch.no_grad():
-        for weight in weights.values():
-            weight.copy_(weight.bfloat16())
-    report: dict[str, Any] = {
-        "parameters": sum(w.numel() for w in weights.values()),
-        "tokens": curve[-1]["step"] * run.tokens,
-        "seed": run.seed,
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
-        "torch": torch.__version__,
-        "curve": curve,
-    }
-    for name, long_documents in (("standard", False), ("long", True)):
-        count = run.questions // (4 if long_documents else 1)
-        asked = _encode(run, count, _EVALUATION_SEED + 1, long_documents=long_documents)
-        report[name] = {"questions": len(asked), **exact_match(network, asked, run.tokens)}
-        report["seconds"] = round(elapsed())
-        (run.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-        print(name, json.dumps(report[name]), f"{elapsed():.0f}s", flush=True)
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def run_command(started: float) -> None:
+    """Command line; `started` is when the process began, by the monotonic clock."""
+    parser = argparse.ArgumentParser(prog="python -m train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer-file", type=Path, default="models/demo/tokenizer.json")
     parser.add_argument("--seconds", type=float, default=500.0, help="when training ends")
@@ -239,8 +144,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=3200)
     parser.add_argument("--no-compile", dest="compiled", action="store_false")
     parser.add_argument("--pieces", action="store_true", help="cut the weights file")
-    train(Run(**vars(parser.parse_args())))
-
-
-if __name__ == "__main__":
-    main()
+    run = Run(Settings(**vars(parser.parse_args())), started)
+    run.train()
+    run.export()
+    run.report()

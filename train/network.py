@@ -5,7 +5,7 @@ the scan over chunks and attention, which do, run between them.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from train.recurrence import CHUNK, ChunkScan, unit_lower_inverse
 from train.shape import ModelShape, Weights
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class LinearParts(NamedTuple):
@@ -159,7 +162,7 @@ class Network:
     """The model; `compiled` turns its functions into fused kernels."""
 
     def __init__(self, shape: ModelShape, weights: Weights, dtype: torch.dtype, *, compiled: bool) -> None:
-        def prepare(function: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare(function: Callable[P, R]) -> Callable[P, R]:
             return torch.compile(function, fullgraph=True, dynamic=False) if compiled else function
 
         self.shape = shape
@@ -198,7 +201,7 @@ class Network:
 
     def _recur(self, x: Tensor, position: Tensor, rows: int, w: dict[str, Tensor]) -> Tensor:
         parts = self._linear_before(x, position, w, self.shape)
-        states = ChunkScan.apply(parts.transition, parts.end_state, rows)
+        states = ChunkScan.apply(parts.transition, parts.end_state, rows)  # type: ignore[no-untyped-call]  # untyped in torch
         return self._linear_after(x, parts, states, w, self.shape)
 
     def _attend(self, x: Tensor, position: Tensor, rows: int, w: dict[str, Tensor]) -> Tensor:

@@ -4,12 +4,22 @@ Inside a chunk of 64 tokens the rule is a unit lower-triangular solve; between c
 follows `h <- T h + S`. Both stay outside the compiled regions.
 """
 
-from typing import Any
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 CHUNK = 64
+
+
+class _Context(Protocol):
+    """What a forward pass leaves to its backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    rows: int
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keeps tensors."""
 
 
 @torch.library.custom_op("hypic_train::unit_lower_inverse", mutates_args=())
@@ -20,7 +30,9 @@ def unit_lower_inverse(lower: Tensor) -> Tensor:
 
         return invert(lower)
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
-    return torch.linalg.solve_triangular(lower + eye, eye.expand_as(lower), upper=False, unitriangular=True)
+    identity = eye.expand_as(lower)
+    inverse = torch.linalg.solve_triangular(lower + eye, identity, upper=False, unitriangular=True)
+    return cast(Tensor, inverse)
 
 
 @unit_lower_inverse.register_fake
@@ -28,14 +40,14 @@ def _(lower: Tensor) -> Tensor:
     return torch.empty_like(lower)
 
 
-def _save_inverse(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+def _save_inverse(ctx: _Context, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(output)
 
 
-def _inverse_backward(ctx: Any, grad: Tensor) -> Tensor:
+def _inverse_backward(ctx: _Context, grad: Tensor) -> Tensor:
     (inverse,) = ctx.saved_tensors
     transposed = inverse.transpose(-1, -2)
-    return -(transposed @ grad @ transposed)
+    return cast(Tensor, -(transposed @ grad @ transposed))
 
 
 unit_lower_inverse.register_autograd(_inverse_backward, setup_context=_save_inverse)
@@ -49,7 +61,7 @@ class ChunkScan(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, transition: Tensor, end_state: Tensor, rows: int) -> Tensor:
+    def forward(ctx: _Context, transition: Tensor, end_state: Tensor, rows: int) -> Tensor:
         """Runs the chunks of all rows and heads side by side."""
         t, s = _by_chunk(transition, rows), _by_chunk(end_state, rows)
         h = torch.empty_like(t)
@@ -61,7 +73,7 @@ class ChunkScan(torch.autograd.Function):
         return _by_row(h, transition)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         """Runs the adjoint recurrence from the last chunk to the first."""
         t, h = ctx.saved_tensors
         (grad,) = grads

@@ -12,8 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from train.data.factbook import load_sections
 from train.data.generator import questions
-from train.data.prompts import CHAT_TEMPLATE, END_OF_TEXT, MESSAGE_END, SPECIAL_TOKENS
-from train.data.prompts import document_text
+from train.data.prompts import CHAT_TEMPLATE, END_OF_TEXT, MESSAGE_END, SPECIAL_TOKENS, document_text
 from train.data.types import Split
 
 VOCABULARY_SIZE = 6144

@@ -7,8 +7,13 @@ import triton.language as tl
 _COLUMNS = 16
 
 
-@triton.jit
-def _invert_kernel(lower, inverse, N: tl.constexpr, BN: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _invert_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
+    lower,  # noqa: ANN001
+    inverse,  # noqa: ANN001
+    N: tl.constexpr,  # noqa: N803
+    BN: tl.constexpr,  # noqa: N803
+):
     base = tl.program_id(0).to(tl.int64) * N * N
     i_n = tl.arange(0, N)
     rows = i_n[:, None]

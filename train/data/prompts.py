@@ -43,15 +43,21 @@ class PromptEncoder:
         self._full = Tokenizer.from_file(str(tokenizer_file))
         stripped = json.loads(tokenizer_file.read_text()) | {"added_tokens": []}
         self._plain = Tokenizer.from_str(json.dumps(stripped))
-        self.end_of_text = self._full.token_to_id(END_OF_TEXT)
-        self.message_end = self._full.token_to_id(MESSAGE_END)
-        self._document_start = self._full.token_to_id(DOCUMENT_START)
-        self._document_end = self._full.token_to_id(DOCUMENT_END)
+        self.end_of_text = self._special(END_OF_TEXT)
+        self.message_end = self._special(MESSAGE_END)
+        self._document_start = self._special(DOCUMENT_START)
+        self._document_end = self._special(DOCUMENT_END)
         self._system_open = self.template(f"{MESSAGE_START}system\n")
         self._system_to_user = self.template(f"{MESSAGE_END}\n{MESSAGE_START}user\n")
         self._user_open = self.template(f"{MESSAGE_START}user\n")
         self.reply_open = self.template(f"{MESSAGE_END}\n{MESSAGE_START}assistant\n")
         self.next_user = self._system_to_user
+
+    def _special(self, token: str) -> int:
+        found = self._full.token_to_id(token)
+        if found is None:
+            raise ValueError(f"the tokenizer has no token {token}")
+        return int(found)
 
     @property
     def vocabulary_size(self) -> int:
