@@ -22,8 +22,8 @@ class ResolvedPrompt:
     first_part: int
 
 
-def check_size(context: EngineContext, limits: EngineLimits, request: GenerateRequest) -> None:
-    """Refuse what can never be served.
+def check_size(request: GenerateRequest, limits: EngineLimits, num_pages: int, page_size: int) -> None:
+    """Refuse what can never be served by `num_pages` pages.
 
     Raises:
         PromptTooLargeError: the message names the limit.
@@ -35,11 +35,12 @@ def check_size(context: EngineContext, limits: EngineLimits, request: GenerateRe
             f"{prompt} prompt tokens and max_tokens {request.sampling.max_tokens} exceed the context length "
             f"of {limits.context_length}"
         )
-    parts = tuple(CombinePart(part.token_ids) for part in request.parts)
-    needed = CombinePlan(None, parts, request.sampling.max_tokens).pages_needed(context.pages.page_size)
-    if needed > context.pages.num_pages:
+    keep = _kept_parts(request)
+    parts = tuple(CombinePart(part.token_ids, keep=index in keep) for index, part in enumerate(request.parts))
+    needed = CombinePlan(None, parts, request.sampling.max_tokens).pages_needed(page_size)
+    if needed > num_pages:
         raise PromptTooLargeError(
-            f"{total} tokens need {needed} pages and the worker has {context.pages.num_pages}; "
+            f"{total} tokens need {needed} pages and the worker has {num_pages} for prompts; "
             "raise HYPIC_WORKER_PAGE_BYTES"
         )
 
@@ -51,16 +52,22 @@ def resolve(context: EngineContext, request: GenerateRequest) -> ResolvedPrompt:
     first_part = covered if prefix is not None else 0
     served: list[ServedPart] = []
     parts: list[CombinePart] = []
-    keep = {order.after_part - 1 for order in request.snapshots}
+    keep = _kept_parts(request)
     for index, part in enumerate(request.parts):
         if index < first_part:
             served.append(ServedPart(Serving.PREFIX, 0, len(part.token_ids), _TIER))
             continue
-        state = _find_segment(context, part, last=index == len(request.parts) - 1)
-        served.append(_served(part, state))
+        is_last = index == len(request.parts) - 1
+        state = None if is_last else _find_segment(context, part)
+        served.append(_served(part, state, "last_part" if is_last else "state_dropped"))
         parts.append(CombinePart(part.token_ids, state, keep=index in keep))
     plan = CombinePlan(prefix, tuple(parts), request.sampling.max_tokens)
     return ResolvedPrompt(plan, tuple(served), first_part)
+
+
+def _kept_parts(request: GenerateRequest) -> frozenset[int]:
+    """Parts behind which a snapshot is wanted."""
+    return frozenset(order.after_part - 1 for order in request.snapshots)
 
 
 def _covered_parts(request: GenerateRequest) -> int:
@@ -75,14 +82,14 @@ def _find_prefix(context: EngineContext, request: GenerateRequest, covered: int)
     return context.store.get_prefix(request.prefix_key, token_ids)
 
 
-def _find_segment(context: EngineContext, part: PromptPart, last: bool) -> SegmentState | None:
-    if part.serving is not Serving.SEGMENT or last:
+def _find_segment(context: EngineContext, part: PromptPart) -> SegmentState | None:
+    if part.serving is not Serving.SEGMENT:
         return None
     return context.store.get_segment(part.key, part.token_ids)
 
 
-def _served(part: PromptPart, state: SegmentState | None) -> ServedPart:
+def _served(part: PromptPart, state: SegmentState | None, reason: str) -> ServedPart:
     if state is not None:
         return ServedPart(Serving.SEGMENT, state.seam_window, state.body_tokens, _TIER)
-    reason = "" if part.serving is Serving.LIVE else "state_dropped"
-    return ServedPart(Serving.LIVE, len(part.token_ids), 0, reason=reason)
+    was_asked = part.serving is not Serving.LIVE
+    return ServedPart(Serving.LIVE, len(part.token_ids), 0, reason=reason if was_asked else "")

@@ -16,7 +16,7 @@ from services.worker.engine.states import PrefixState, SegmentState, page_rows
 from services.worker.mixers.batch import CaptureBatch, LinearCarry
 from services.worker.ops.paged_attention import PageTable
 
-__all__ = ["CapturePass", "capture_prime"]
+__all__ = ["CapturePass", "capture_prime", "check_body"]
 
 
 def capture_prime(context: EngineContext) -> PrefixState | None:
@@ -33,6 +33,17 @@ def capture_prime(context: EngineContext) -> PrefixState | None:
         pass
     running.prompt.release(context)
     return running.snapshots[0]
+
+
+def check_body(context: EngineContext, token_ids: tuple[int, ...]) -> None:
+    """Refuse a segment that the profile's seam window and the convolution leave no body.
+
+    Raises:
+        ValueError: the message names the window.
+    """
+    seam = context.profile.seam_window
+    if len(token_ids) - seam < max(1, context.model.spec.conv_history):
+        raise ValueError(f"a segment of {len(token_ids)} tokens has no body behind a seam window of {seam}")
 
 
 @dataclass(slots=True)
@@ -104,9 +115,8 @@ class CapturePass:
 
     def _prepare(self, token_ids: tuple[int, ...]) -> _Segment:
         context, size, seam = self._context, self._context.pages.page_size, self._context.profile.seam_window
+        check_body(context, token_ids)
         body = len(token_ids) - seam
-        if body < max(1, context.model.spec.conv_history):
-            raise ValueError(f"a segment of {len(token_ids)} tokens has no body behind a seam window of {seam}")
         num_seam_pages = pages_for(seam, size)
         pages = context.pages.allocate(num_seam_pages + pages_for(body, size))
         seam_pages, body_pages = pages[:num_seam_pages], pages[num_seam_pages:]

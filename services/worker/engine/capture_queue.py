@@ -3,9 +3,9 @@
 import time
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from services.worker.engine.capture import CapturePass, capture_prime
+from services.worker.engine.capture import CapturePass, capture_prime, check_body
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import CaptureEvent, CaptureJob, CaptureSegment
@@ -22,13 +22,17 @@ class _Order:
 
 @dataclass(slots=True)
 class _Pack:
-    """Orders that run through the layers together. tokens: what one advance costs, in token layers."""
+    """Orders that run through the layers together.
+
+    tokens: what one advance costs, in token layers; cancelled: jobs that want nothing of it any more.
+    """
 
     orders: list[_Order]
     capture: CapturePass
     steps: Generator[None, None, list[SegmentState]]
     tokens: int
-    began_at: float
+    began_at: float = field(default_factory=time.monotonic)
+    cancelled: set[str] = field(default_factory=set)
 
 
 class CaptureQueue:
@@ -54,7 +58,10 @@ class CaptureQueue:
         """Forget a job's segments; a pass that others share runs on, and keeps nothing for the cancelled job."""
         self._orders = deque(order for order in self._orders if order.job.request_id != request_id)
         pack = self._pack
-        if pack is not None and all(order.job.request_id == request_id for order in pack.orders):
+        if pack is None:
+            return
+        pack.cancelled.add(request_id)
+        if all(order.job.request_id in pack.cancelled for order in pack.orders):
             pack.capture.abandon()
             self._pack = None
 
@@ -68,14 +75,19 @@ class CaptureQueue:
             next(pack.steps)
         except StopIteration as finished:
             self._pack = None
-            for order, state in zip(pack.orders, finished.value, strict=True):
-                self._end(order, self._store(order.segment.key, state), time.monotonic() - pack.began_at)
+            self._keep(pack, finished.value)
         except Exception as error:
             self._pack = None
             pack.capture.abandon()
             for order in pack.orders:
-                self._end(order, f"capture failed: {error}", 0.0)
+                if order.job.request_id not in pack.cancelled:
+                    self._end(order, f"capture failed: {error}", 0.0)
         return pack.tokens
+
+    @property
+    def num_prime_pages(self) -> int:
+        """Pages that the prime holds for good."""
+        return 0 if self._prime is None else len(self._prime.pages)
 
     def held_pages(self) -> list[tuple[int, ...]]:
         """Pages of the prime and of the running pass."""
@@ -84,19 +96,35 @@ class CaptureQueue:
 
     def _begin(self) -> None:
         orders = self._take()
-        if not orders:
-            return
-        try:
-            capture = CapturePass(self._context, [order.segment.token_ids for order in orders], self._prime)
-        except (NoRoomError, ValueError) as error:
-            for order in orders:
-                self._end(order, str(error), 0.0)
-            return
-        tokens = min(capture.num_tokens, self._context.profile.chunk_tokens * len(orders))
-        self._pack = _Pack(orders, capture, capture.run(), tokens, time.monotonic())
+        while orders:
+            try:
+                capture = CapturePass(self._context, [order.segment.token_ids for order in orders], self._prime)
+            except NoRoomError as error:
+                orders = self._shrink(orders, str(error))
+            else:
+                tokens = min(capture.num_tokens, self._context.profile.chunk_tokens * len(orders))
+                self._pack = _Pack(orders, capture, capture.run(), tokens)
+                return
+
+    def _shrink(self, orders: list[_Order], reason: str) -> list[_Order]:
+        """What to try when orders do not fit together: the first half, the rest waits; one alone has failed."""
+        if len(orders) == 1:
+            self._end(orders[0], reason, 0.0)
+            return []
+        half = len(orders) // 2
+        self._orders.extendleft(reversed(orders[half:]))
+        return orders[:half]
+
+    def _keep(self, pack: _Pack, states: list[SegmentState]) -> None:
+        seconds = time.monotonic() - pack.began_at
+        for order, state in zip(pack.orders, states, strict=True):
+            if order.job.request_id in pack.cancelled:
+                self._context.pages.release(state.pages)
+            else:
+                self._end(order, self._store(order.segment.key, state), seconds)
 
     def _take(self) -> list[_Order]:
-        """The next orders that fit one pass; states that are there already end at once."""
+        """The next orders that fit one pass; what is there already, or has no body, ends at once."""
         self._orders = deque(sorted(self._orders, key=lambda order: order.job.background))
         taken: dict[bytes, _Order] = {}
         tokens = 0
@@ -108,9 +136,17 @@ class CaptureQueue:
             self._orders.popleft()
             if order.segment.key in self._context.store:
                 self._end(order, "", 0.0)
-            else:
+            elif self._has_body(order):
                 taken[order.segment.key] = order
         return list(taken.values())
+
+    def _has_body(self, order: _Order) -> bool:
+        try:
+            check_body(self._context, order.segment.token_ids)
+        except ValueError as error:
+            self._end(order, str(error), 0.0)
+            return False
+        return True
 
     def _store(self, key: bytes, state: SegmentState) -> str:
         """Why the state could not be stored; empty when it was."""

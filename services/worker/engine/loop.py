@@ -81,7 +81,8 @@ class Engine:
             PromptTooLargeError: it can never be served.
             EngineFullError: the line is full.
         """
-        check_size(self.context, self.limits, request)
+        pages = self.context.pages
+        check_size(request, self.limits, pages.num_pages - self._captures.num_prime_pages, pages.page_size)
         if len(self._waiting) >= self.limits.max_waiting:
             raise EngineFullError(f"{self.limits.max_waiting} requests are waiting already; try again later")
         self._waiting.append(_Waiting(request))

@@ -1,0 +1,138 @@
+"""An engine over a tiny checkpoint, and what it said about each request."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from services.worker.engine.context import CaptureProfile, EngineContext
+from services.worker.engine.limits import EngineLimits
+from services.worker.engine.loop import Engine
+from services.worker.engine.requests import (
+    CaptureEvent,
+    CaptureJob,
+    CaptureSegment,
+    FinishedEvent,
+    GenerateEvent,
+    GenerateRequest,
+    PrefilledEvent,
+    PromptPart,
+    ServedPart,
+    Serving,
+    SnapshotOrder,
+    TokenEvent,
+)
+from services.worker.engine.sampling import SamplingOptions
+from tests.exactness.rig import draw_ids
+
+__all__ = ["WINDOW", "EngineRig", "Heard", "live", "segment"]
+
+WINDOW = 4
+
+
+@dataclass(slots=True)
+class Heard:
+    """The events of one request, in order."""
+
+    events: list[GenerateEvent] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Generated tokens."""
+        return [event.token_id for event in self.events if isinstance(event, TokenEvent)]
+
+    @property
+    def prefilled(self) -> PrefilledEvent:
+        """The one event that says how the parts were served."""
+        (event,) = [event for event in self.events if isinstance(event, PrefilledEvent)]
+        return event
+
+    @property
+    def served(self) -> tuple[ServedPart, ...]:
+        """How each part was served."""
+        return self.prefilled.parts
+
+    @property
+    def is_complete(self) -> bool:
+        """One prefill first, one end last, tokens between, and their count adds up."""
+        first, *tokens, last = self.events
+        return (
+            isinstance(first, PrefilledEvent)
+            and all(isinstance(event, TokenEvent) for event in tokens)
+            and isinstance(last, FinishedEvent)
+            and last.generated_tokens >= len(tokens)
+        )
+
+
+def live(count: int, seed: int) -> PromptPart:
+    """A live part of random tokens."""
+    return PromptPart(draw_ids(count, seed))
+
+
+def segment(key: bytes, token_ids: tuple[int, ...]) -> PromptPart:
+    """A part to be served from a stored state."""
+    return PromptPart(token_ids, Serving.SEGMENT, key)
+
+
+class EngineRig:
+    """Submits, steps with integrity checks, and keeps what was heard."""
+
+    def __init__(self, context: EngineContext, limits: EngineLimits | None = None) -> None:
+        self.engine = Engine(context, limits or EngineLimits(1024))
+        self.context = context
+        self._spare_pages = context.pages.num_free
+
+    def submit(
+        self,
+        name: str,
+        *parts: PromptPart,
+        max_tokens: int = 4,
+        prefix_key: bytes = b"",
+        snapshots: tuple[SnapshotOrder, ...] = (),
+    ) -> Heard:
+        """Put a greedy request in the line."""
+        heard = Heard()
+        self.engine.submit(
+            GenerateRequest(name, parts, SamplingOptions(max_tokens), heard.events.append, prefix_key, snapshots)
+        )
+        return heard
+
+    def submit_capture(self, name: str, *segments: CaptureSegment, background: bool = False) -> list[CaptureEvent]:
+        """Put segments in the line; the list fills with their events."""
+        events: list[CaptureEvent] = []
+        self.engine.submit_capture(CaptureJob(name, segments, events.append, background))
+        return events
+
+    def capture(self, *segments: CaptureSegment) -> list[CaptureEvent]:
+        """Capture segments to the end."""
+        events = self.submit_capture("capture", *segments)
+        self.run()
+        return events
+
+    def step(self) -> None:
+        """One step, after which everything must add up."""
+        self.engine.step()
+        self.engine.check_integrity()
+
+    def run(self, max_steps: int = 500) -> None:
+        """Until nothing is left to do."""
+        for _ in range(max_steps):
+            if self.engine.is_idle:
+                return
+            self.step()
+        raise AssertionError(f"the engine still has work after {max_steps} steps")
+
+    def drop_all(self, keys: Iterable[bytes]) -> None:
+        """Drop stored states, there or not."""
+        for key in keys:
+            self.context.store.drop(key)
+
+    def assert_nothing_held(self) -> None:
+        """Apart from the prime, every page and slot is free again."""
+        self.engine.check_integrity()
+        assert self.context.pages.num_free == self._spare_pages
+        assert self.context.slots.num_free == self.context.slots.num_slots
+        assert self.context.store.used_bytes == 0
+
+
+def create_profile(prime_tokens: int = 5) -> CaptureProfile:
+    """The profile of engine tests: small chunks, so that captures take several."""
+    return CaptureProfile(WINDOW, draw_ids(prime_tokens, 77), chunk_tokens=32)
