@@ -66,7 +66,7 @@ def _randomise(model: Any) -> None:  # noqa: ANN401 # transformers ships no type
         if "norm" in name:
             parameter.add_(0.2 * noise)
         elif parameter.ndim >= 2:
-            parameter.copy_(noise * (1.0 if "embed" in name else parameter[0].numel() ** -0.5))
+            parameter.copy_(noise * (0.25 if "embed" in name else parameter[0].numel() ** -0.5))
 
 
 @torch.no_grad()

@@ -68,6 +68,14 @@ def test_alone_or_packed(rig: PassRig) -> None:
             rig.context.pages.release(state.pages)
 
 
+def test_a_state_holds_no_memory_of_its_neighbours(rig: PassRig) -> None:
+    """A plane that is a view of the whole pack would keep it alive, uncounted, when the others are dropped."""
+    for state in rig.capture(draw_ids(40, 1), SEGMENT, draw_ids(64, 2)):
+        for plane in state.planes:
+            for tensor in (plane.transition, plane.end_state, plane.tail, plane.decay):
+                assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 def test_poisoned_memory_changes_nothing(rig: PassRig) -> None:
     """What earlier requests left in pages and slots is never read; the prime is captured anew in other pages."""
     alone = rig.fingerprint(rig.capture(SEGMENT)[0])

@@ -41,7 +41,9 @@ class Sampler:
         if self._options.temperature == 0.0:
             return int(logits.argmax())
         # The generator lives on the CPU, so that a seed means the same on every device.
-        scaled = logits.cpu() / self._options.temperature
+        wide = logits.cpu().double()
+        # A difference of zero survives every temperature; a large logit over a tiny one would overflow.
+        scaled = (wide - wide.max()) / self._options.temperature
         weights = self._nucleus(self._top_k(scaled).softmax(-1))
         return int(torch.multinomial(weights, 1, generator=self._generator))
 

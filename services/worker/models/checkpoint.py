@@ -71,7 +71,8 @@ class Checkpoint:
             raise CheckpointError(f"{path}: tensor {name} is damaged ({error}); download the file again") from error
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{path}: tensor {name} has shape {tuple(tensor.shape)} where config.json implies {shape}"
+                f"{path}: tensor {name} has shape {tuple(tensor.shape)} where config.json implies {shape}; "
+                "download config.json and the weights of one revision"
             )
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise CheckpointError(f"{path}: tensor {name} is {tensor.dtype}; quantised weights are not supported")

@@ -40,6 +40,8 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
         raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported; silu is")
     if "quantization_config" in config:
         raise CheckpointError("config.json: quantised checkpoints are not supported; use the bf16 release")
+    fields.check_groups("num_attention_heads", "num_key_value_heads")
+    fields.check_groups("linear_num_value_heads", "linear_num_key_heads")
     eps = float(text.get("rms_norm_eps", 1e-6))
     head_dim = fields.integer("head_dim")
     linear = GatedDeltaShape(
@@ -82,6 +84,11 @@ class _Fields:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CheckpointError(f"config.json: {name} must be a positive integer, not {value!r}")
         return value
+
+    def check_groups(self, heads: str, shared_heads: str) -> None:
+        """Every shared head serves the same number of heads."""
+        if self.integer(heads) % self.integer(shared_heads):
+            raise CheckpointError(f"config.json: {heads} must be a multiple of {shared_heads}")
 
     def layer_types(self) -> list[str]:
         layers = self.integer("num_hidden_layers")

@@ -53,6 +53,8 @@ class Heard:
     @property
     def is_complete(self) -> bool:
         """One prefill first, one end last, tokens between, and their count adds up."""
+        if len(self.events) < 2:
+            return False
         first, *tokens, last = self.events
         return (
             isinstance(first, PrefilledEvent)
