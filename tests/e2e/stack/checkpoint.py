@@ -11,7 +11,7 @@ __all__ = ["CONTEXT_LENGTH", "write_random_checkpoint"]
 
 CONTEXT_LENGTH = 8192
 _FILES = ("tokenizer.json", "tokenizer_config.json", "profile.toml")
-_SHAPE = {
+_SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
@@ -44,7 +44,7 @@ def write_random_checkpoint(directory: Path, tokenizer_from: Path) -> None:
     special = [token["id"] for token in tokenizer["added_tokens"]]
     vocab_size = 1 + max(special + list(tokenizer["model"]["vocab"].values()))
     config = transformers.Qwen3_5TextConfig(vocab_size=vocab_size, **_SHAPE)
-    model: Any = transformers.Qwen3_5ForCausalLM(config).eval()
+    model: Any = transformers.Qwen3_5ForCausalLM(config)
     generator = torch.Generator().manual_seed(7)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

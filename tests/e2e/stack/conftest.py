@@ -51,6 +51,8 @@ def fragile(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     variables = {
         "HYPIC_WORKER_MAX_RUNNING": "4",
         "HYPIC_WORKER_MAX_WAITING": "4",
+        # Segments of many requests share a capture pass, which some of them leave.
+        "HYPIC_WORKER_CAPTURE_TOKENS": "8192",
         "HYPIC_ROUTER_WORKER_WAIT_SECONDS": "40",
         "HYPIC_ROUTER_LEASE_SECONDS": "4",
         "HYPIC_CACHE_TICKET_SECONDS": "4",

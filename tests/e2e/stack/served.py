@@ -145,9 +145,7 @@ class ServedStack:
         wait_until(lambda: self.gauge("worker", "hypic_worker_num_requests_waiting") == 0)
         wait_until(lambda: self.gauge("cache", "hypic_cache_leases") == 0)
         wait_until(lambda: self.gauge("cache", "hypic_cache_tickets") == 0)
-        wait_until(
-            lambda: self.gauge("worker", "hypic_worker_state_bytes") == self.gauge("cache", "hypic_cache_bytes")
-        )
+        wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == self.gauge("cache", "hypic_cache_bytes"))
 
     def forget_everything(self) -> None:
         """Invalidate all that is stored; returns when the worker's memory is free again."""
