@@ -40,14 +40,21 @@ class LayerRig:
             outputs: torch.Tensor = self.public(hidden[None])[0]
         return outputs
 
-    @torch.inference_mode()
     def capture(self, hidden: torch.Tensor, window: int) -> LinearPlane:
         """The plane of one segment alone, from nothing."""
-        slots = self.mixer.slots
-        carry = LinearCarry(torch.zeros_like(slots.states[0]), torch.zeros_like(slots.tails[0]))
-        batch = CaptureBatch((0, len(hidden)), (window,), NOWHERE, 0, NOWHERE, [], [[carry]])
-        self.mixer.capture(hidden.to(self.device), batch)
-        return carry.finish()
+        return self.capture_pack([hidden], window)[0]
+
+    @torch.inference_mode()
+    def capture_pack(self, segments: Sequence[torch.Tensor], window: int) -> list[LinearPlane]:
+        """The planes of several segments whose rows go through the layer together."""
+        state, tail = self.mixer.slots.states[0], self.mixer.slots.tails[0]
+        carries = [LinearCarry(torch.zeros_like(state), torch.zeros_like(tail)) for _ in segments]
+        cu_runs = (0, *accumulate(len(segment) for segment in segments))
+        batch = CaptureBatch(
+            cu_runs, (window,) * len(segments), NOWHERE, 0, NOWHERE, [], [[carry] for carry in carries]
+        )
+        self.mixer.capture(torch.cat(list(segments)).to(self.device), batch)
+        return [carry.finish() for carry in carries]
 
     @torch.inference_mode()
     def combine(self, live: Sequence[torch.Tensor], planes: Sequence[LinearPlane | None]) -> torch.Tensor:
@@ -144,3 +151,25 @@ def test_swapped_bodies_are_seen(layer: LayerRig) -> None:
     full = layer.full(torch.cat([*segments, _hidden(6, 99)]))[-6:]
     assert_close(layer.combine(live, [*planes, None])[-6:], full)
     assert_far(layer.combine(live, [planes[1], planes[0], None])[-6:], full)
+
+
+def _tensors(plane: LinearPlane) -> tuple[torch.Tensor, ...]:
+    return plane.transition, plane.end_state, plane.tail, plane.decay
+
+
+def test_packed_rows_keep_segments_apart(layer: LayerRig) -> None:
+    """As an accelerator captures: within rounding of the segment alone, bitwise whatever the neighbours hold."""
+    segment, window = _hidden(50, 1), layer.history
+    alone = layer.capture(segment, window)
+    packs = [layer.capture_pack([_hidden(70, seed), segment, _hidden(9, seed + 1)], window) for seed in (20, 30)]
+    for own, first, second in zip(_tensors(alone), _tensors(packs[0][1]), _tensors(packs[1][1]), strict=True):
+        assert_close(first, own, 1e-5)
+        assert torch.equal(first, second)
+    assert_far(packs[0][0].end_state, packs[1][0].end_state)
+
+
+def test_packed_planes_hold_no_memory_of_their_neighbours(layer: LayerRig) -> None:
+    """A plane that is a view of the whole pack would keep it alive, uncounted, when the others are dropped."""
+    for plane in layer.capture_pack([_hidden(70, 1), _hidden(50, 2)], layer.history):
+        for tensor in _tensors(plane):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes

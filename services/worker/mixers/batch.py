@@ -75,7 +75,8 @@ class LinearCarry:
             raise ValueError("the segment has no body")
         end_state = torch.baddbmm(self.state, self.transition, self.seam_state, alpha=-1)
         decay = torch.cat(self.log_decays).sum(0).exp()
-        return LinearPlane(self.transition, end_state, self.tail.clone(), decay)
+        # The carry may be a view of everything it was packed with, which must not live as long as the plane.
+        return LinearPlane(self.transition.clone(), end_state, self.tail.clone(), decay)
 
 
 @dataclass(slots=True)
