@@ -18,22 +18,26 @@ class CacheSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="HYPIC_CACHE_", frozen=True, extra="forbid")
 
-    listen_address: str = Field("127.0.0.1:7101", pattern=r"^.+:\d+$", description="host:port of the gRPC server.")
-    metrics_host: str = Field("127.0.0.1", description="Where /metrics listens.")
-    metrics_port: int = Field(0, ge=0, le=65535, description="Port of /metrics; 0 serves none.")
-    directory: Literal["memory", "redis"] = Field("memory", description="Where the directory lives.")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis of the directory.")
-    redis_prefix: str = Field("hypic", pattern=r"^[^{}]+$", description="Start of every key in Redis.")
+    listen_address: str = Field(
+        default="127.0.0.1:7101", pattern=r"^.+:\d+$", description="host:port of the gRPC server."
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="Where /metrics listens.")
+    metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics; 0 serves none.")
+    directory: Literal["memory", "redis"] = Field(default="memory", description="Where the directory lives.")
+    redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="Redis of the directory.")
+    redis_prefix: str = Field(default="hypic", pattern=r"^[^{}]+$", description="Start of every key in Redis.")
     secret: SecretStr | None = Field(
-        None,
+        default=None,
         description="Secret behind keys and receipts. Without one, a memory directory makes a random secret "
         "and restores nothing after a restart.",
     )
-    budget_bytes: int = Field(2 << 30, gt=0, description="Bytes that all published copies together may hold.")
-    lease_seconds: float = Field(30.0, gt=0, le=3600, description="Life of a lease when a plan names none.")
-    ticket_seconds: float = Field(60.0, gt=0, description="Least life of a ticket.")
-    worker_ttl_seconds: float = Field(15.0, gt=0, description="After this long without heartbeat a worker is lost.")
-    grace_seconds: float = Field(5.0, ge=0, description="How long running calls may go on after SIGTERM.")
+    budget_bytes: int = Field(default=2 << 30, gt=0, description="Bytes that all published copies together may hold.")
+    lease_seconds: float = Field(default=30.0, gt=0, le=3600, description="Life of a lease when a plan names none.")
+    ticket_seconds: float = Field(default=60.0, gt=0, description="Least life of a ticket.")
+    worker_ttl_seconds: float = Field(
+        default=15.0, gt=0, description="After this long without heartbeat a worker is lost."
+    )
+    grace_seconds: float = Field(default=5.0, ge=0, description="How long running calls may go on after SIGTERM.")
 
     @model_validator(mode="after")
     def _check_secret(self) -> Self:

@@ -24,8 +24,10 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
-    log_format: Literal["json", "console"] = Field("json", description="one JSON object a line, or plain lines")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that is logged"
+    )
+    log_format: Literal["json", "console"] = Field(default="json", description="one JSON object a line, or plain lines")
 
     @classmethod
     def from_environment(cls, **overrides: object) -> Self:

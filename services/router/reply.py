@@ -112,7 +112,7 @@ class Reply:
         seconds = Seconds(
             plan=self._planning.plan,
             capture=self._planning.capture,
-            fetch=None,
+            fetch=self._prefilled.fetch_seconds,
             queue=self._prefilled.queue_seconds,
             combine=self._prefilled.combine_seconds,
             decode=decode_seconds,

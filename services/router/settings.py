@@ -18,24 +18,32 @@ class RouterSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="HYPIC_ROUTER_", frozen=True, extra="forbid")
 
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535, description="port of the API and of /metrics; 0 takes a free one")
-    worker_address: str = Field("127.0.0.1:7102", description="host:port of the worker")
-    cache_address: str = Field("127.0.0.1:7101", description="host:port of the cache service")
-    api_key: SecretStr = Field(SecretStr(""), description="when set, requests without it are refused")
-    tenant: str = Field("default", min_length=1, description="whose states requests of this router use")
-    completions_separator: str = Field("", description="cuts prompts of /v1/completions into segments; empty is off")
-    default_max_tokens: int = Field(1024, ge=1, description="length of a reply when the request names none")
-
-    max_body_bytes: int = Field(32 << 20, ge=1, description="larger request bodies are refused with 413")
-    tokenizer_memo_bytes: int = Field(64 << 20, ge=1, description="memory for token ids of texts seen before")
-
-    request_timeout_seconds: Seconds = Field(600.0, description="deadline of a request on every hop")
-    worker_wait_seconds: Seconds = Field(
-        5.0, description="how long a request waits for a worker that went away before its first token"
+    port: int = Field(default=8000, ge=0, le=65535, description="port of the API and of /metrics; 0 takes a free one")
+    worker_address: str = Field(default="127.0.0.1:7102", description="host:port of the worker")
+    cache_address: str = Field(default="127.0.0.1:7101", description="host:port of the cache service")
+    api_key: SecretStr = Field(default=SecretStr(""), description="when set, requests without it are refused")
+    tenant: str = Field(default="default", min_length=1, description="whose states requests of this router use")
+    completions_separator: str = Field(
+        default="", description="cuts prompts of /v1/completions into segments; empty is off"
     )
-    cache_timeout_seconds: Seconds = Field(1.0, description="a cache service slower than this counts as absent")
-    lease_seconds: Seconds = Field(30.0, description="life of a lease without renewal")
-    capture_timeout_seconds: Seconds = Field(60.0, description="after this, cold segments are computed in place")
-    pending_wait_seconds: Seconds = Field(10.0, description="longest wait for a segment that another request captures")
-    shutdown_grace_seconds: Seconds = Field(60.0, description="how long SIGTERM waits for running streams")
-    max_background_captures: int = Field(4, ge=0, description="captures behind replies at once, with cold: live")
+    default_max_tokens: int = Field(default=1024, ge=1, description="length of a reply when the request names none")
+
+    max_body_bytes: int = Field(default=32 << 20, ge=1, description="larger request bodies are refused with 413")
+    tokenizer_memo_bytes: int = Field(default=64 << 20, ge=1, description="memory for token ids of texts seen before")
+
+    request_timeout_seconds: Seconds = Field(default=600.0, description="deadline of a request on every hop")
+    worker_wait_seconds: Seconds = Field(
+        default=5.0, description="how long a request waits for a worker that went away before its first token"
+    )
+    cache_timeout_seconds: Seconds = Field(default=1.0, description="a cache service slower than this counts as absent")
+    lease_seconds: Seconds = Field(default=30.0, description="life of a lease without renewal")
+    capture_timeout_seconds: Seconds = Field(
+        default=60.0, description="after this, cold segments are computed in place"
+    )
+    pending_wait_seconds: Seconds = Field(
+        default=10.0, description="longest wait for a segment that another request captures"
+    )
+    shutdown_grace_seconds: Seconds = Field(default=60.0, description="how long SIGTERM waits for running streams")
+    max_background_captures: int = Field(
+        default=4, ge=0, description="captures behind replies at once, with cold: live"
+    )

@@ -20,15 +20,23 @@ class WorkerSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="HYPIC_WORKER_")
 
     checkpoint: Path = Field(description="directory of a Hugging Face checkpoint")
-    profile: Path | None = Field(None, description="profile.toml; default: the one in the checkpoint, else built-in")
-    model_name: str | None = Field(None, description="what clients send as `model`; default: the checkpoint's folder")
-    worker_id: str = Field("worker-0", min_length=1, max_length=128, description="unique among the workers of a tier")
-    listen_address: str = Field("127.0.0.1:7102", description="host:port of the gRPC server")
-    advertise_address: str | None = Field(None, description="where others reach this worker; default: listen_address")
-    cache_address: str = Field("127.0.0.1:7101", description="host:port of the cache service")
+    profile: Path | None = Field(
+        default=None, description="profile.toml; default: the one in the checkpoint, else built-in"
+    )
+    model_name: str | None = Field(
+        default=None, description="what clients send as `model`; default: the checkpoint's folder"
+    )
+    worker_id: str = Field(
+        default="worker-0", min_length=1, max_length=128, description="unique among the workers of a tier"
+    )
+    listen_address: str = Field(default="127.0.0.1:7102", description="host:port of the gRPC server")
+    advertise_address: str | None = Field(
+        default=None, description="where others reach this worker; default: listen_address"
+    )
+    cache_address: str = Field(default="127.0.0.1:7101", description="host:port of the cache service")
 
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of weights, keys and values")
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of weights, keys and values")
     torch_threads: int = Field(
         default_factory=lambda: 1 if (os.cpu_count() or 1) <= 4 else 4,
         ge=1,
@@ -36,19 +44,25 @@ class WorkerSettings(ServiceSettings):
         description="CPU threads of a tensor operation; 1 on up to 4 cores, else 4",
     )
 
-    page_tokens: int = Field(16, ge=1, le=1024, description="tokens a page of keys and values holds")
-    page_bytes: int = Field(512 * _MIB, ge=_MIB, description="memory for pages of keys and values, all layers")
-    state_bytes: int = Field(1024 * _MIB, ge=_MIB, description="memory for transitions, end states and snapshots")
-    max_running: int = Field(16, ge=1, le=4096, description="requests that combine or decode at once")
-    max_waiting: int = Field(64, ge=0, le=65536, description="requests that wait for room before 429")
-    layer_tokens: int = Field(1024, ge=1, description="tokens times layers of prefill between two decode steps")
-    capture_tokens: int = Field(1024, ge=1, description="segments are packed into one capture up to this many tokens")
-    min_body: int = Field(16, ge=1, description="segments with a shorter body are computed live")
-    context_length: int | None = Field(None, ge=2, description="limit on prompt plus reply; default: the model's")
+    page_tokens: int = Field(default=16, ge=1, le=1024, description="tokens a page of keys and values holds")
+    page_bytes: int = Field(default=512 * _MIB, ge=_MIB, description="memory for pages of keys and values, all layers")
+    state_bytes: int = Field(
+        default=1024 * _MIB, ge=_MIB, description="memory for transitions, end states and snapshots"
+    )
+    max_running: int = Field(default=16, ge=1, le=4096, description="requests that combine or decode at once")
+    max_waiting: int = Field(default=64, ge=0, le=65536, description="requests that wait for room before 429")
+    layer_tokens: int = Field(default=1024, ge=1, description="tokens times layers of prefill between two decode steps")
+    capture_tokens: int = Field(
+        default=1024, ge=1, description="segments are packed into one capture up to this many tokens"
+    )
+    min_body: int = Field(default=16, ge=1, description="segments with a shorter body are computed live")
+    context_length: int | None = Field(
+        default=None, ge=2, description="limit on prompt plus reply; default: the model's"
+    )
 
-    drain_seconds: float = Field(30.0, ge=0.0, description="how long SIGTERM waits for running streams")
+    drain_seconds: float = Field(default=30.0, ge=0.0, description="how long SIGTERM waits for running streams")
     metrics_host: str = "127.0.0.1"
-    metrics_port: int = Field(0, ge=0, le=65535, description="0 serves no metrics")
+    metrics_port: int = Field(default=0, ge=0, le=65535, description="0 serves no metrics")
 
     @property
     def reached_at(self) -> str:

@@ -562,9 +562,12 @@ class Prefilled(_message.Message):
     QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     COMBINE_SECONDS_FIELD_NUMBER: _builtins.int
     LIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    FETCH_SECONDS_FIELD_NUMBER: _builtins.int
     queue_seconds: _builtins.float
     combine_seconds: _builtins.float
     live_tokens: _builtins.int
+    fetch_seconds: _builtins.float
+    """Waiting for planes of states that lie elsewhere; 0 when all are resident."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedPart]:
         """In the order of GenerateRequest.parts."""
@@ -576,10 +579,11 @@ class Prefilled(_message.Message):
         queue_seconds: _builtins.float = ...,
         combine_seconds: _builtins.float = ...,
         live_tokens: _builtins.int = ...,
+        fetch_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["combine_seconds", b"combine_seconds", "live_tokens", b"live_tokens", "parts", b"parts", "queue_seconds", b"queue_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["combine_seconds", b"combine_seconds", "fetch_seconds", b"fetch_seconds", "live_tokens", b"live_tokens", "parts", b"parts", "queue_seconds", b"queue_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -161,7 +161,8 @@ def generate_event(event: worker_pb2.GenerateEvent) -> GenerateEvent:
     kind = event.WhichOneof("event")
     if kind == "prefilled":
         parts = tuple(_served_part(part) for part in event.prefilled.parts)
-        return Prefilled(parts, event.prefilled.queue_seconds, event.prefilled.combine_seconds)
+        prefilled = event.prefilled
+        return Prefilled(parts, prefilled.queue_seconds, prefilled.fetch_seconds, prefilled.combine_seconds)
     if kind == "tokens":
         return Tokens(tuple(event.tokens.token_ids))
     finished = event.finished

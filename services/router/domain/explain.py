@@ -32,11 +32,11 @@ class PartExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Where the time went. `fetch` is None while workers do not report it apart from `combine`."""
+    """Where the time went."""
 
     plan: float
     capture: float
-    fetch: float | None
+    fetch: float
     queue: float
     combine: float
     decode: float

@@ -138,6 +138,7 @@ class Prefilled:
 
     parts: tuple[ServedPart, ...]
     queue_seconds: float
+    fetch_seconds: float
     combine_seconds: float
 
 

@@ -119,7 +119,7 @@ def test_without_a_directory_everything_is_live_with_the_reason() -> None:
 def test_a_worker_whose_counts_do_not_add_up_is_not_believed(done: list[ServedPart]) -> None:
     plan = draft(Prompt((LAST,)), PROFILE, Reuse.OFF)
     with pytest.raises(ValueError, match="the worker reports"):
-        explain_parts(plan, Prefilled(tuple(done), 0.0, 0.0))
+        explain_parts(plan, Prefilled(tuple(done), 0.0, 0.0, 0.0))
 
 
 plans = st.sampled_from(Reuse).flatmap(
@@ -144,7 +144,7 @@ def test_counts_add_up_and_every_computed_part_has_its_reason(case: tuple[Plan, 
             done.append(ServedPart(PartServing.LIVE, length, 0, "", ""))
         else:
             done.append(ServedPart(PartServing.SEGMENT, length - reused, reused, "host", ""))
-    explained = explain_parts(plan, Prefilled(tuple(done), 0.0, 0.0))
+    explained = explain_parts(plan, Prefilled(tuple(done), 0.0, 0.0, 0.0))
     for part in explained:
         assert part.tokens == part.live_tokens + part.captured_tokens + part.reused_tokens
         assert part.reason is not None or part.live_tokens <= 4
