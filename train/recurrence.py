@@ -47,7 +47,7 @@ def _save_inverse(ctx: _Context, inputs: tuple[Tensor], output: Tensor) -> None:
 def _inverse_backward(ctx: _Context, grad: Tensor) -> Tensor:
     (inverse,) = ctx.saved_tensors
     transposed = inverse.transpose(-1, -2)
-    return cast(Tensor, -(transposed @ grad @ transposed))
+    return -(transposed @ grad @ transposed)
 
 
 unit_lower_inverse.register_autograd(_inverse_backward, setup_context=_save_inverse)
