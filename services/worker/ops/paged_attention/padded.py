@@ -102,7 +102,10 @@ def _attend_tile(
     slots = np.where(slots >= 0, slots, slots[:, :1])
     slot_index = torch.from_numpy(slots).to(device)
     key_places = torch.from_numpy(_pad([source.positions for source in sources], fill=2 * _NOWHERE)).to(device)
-    keys, values = (pool[slot_index].float() for pool in flat_pools)
+    # A slot behind every query may be unwritten; what it holds must not reach a product.
+    last_place = places.masked_fill(places == _NOWHERE, -1).amax(1, keepdim=True)
+    unseen = (key_places > last_place)[:, :, None, None]
+    keys, values = (pool[slot_index].float().masked_fill(unseen, 0.0) for pool in flat_pools)
     if shape.rotary is not None:
         bases = torch.from_numpy(_pad([source.bases for source in sources], fill=0)).to(device)
         keys = shape.rotary.rotate(keys, bases)

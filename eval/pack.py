@@ -1,0 +1,264 @@
+"""One pack of questions under all settings: captures once a prime, the reference once, settings in batches."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from eval.attention import question_attention
+from eval.batch import PromptBatch
+from eval.capture import CapturedSegment, CapturePlan, PrimeState, capture_segments
+from eval.layout import Layout, Refreshed, lay_out
+from eval.prompts import EvalPrompt, PromptReader
+from eval.refresh import choose_blocks
+from eval.rig import Rig
+from eval.scoring import ANSWER_LIMIT, Outcome, Reference, Scores, find_references, score_batch
+from eval.settings import Mode, Prime, Selection, Setting
+from services.worker.mixers.batch import CombineBatch, Mixer
+from services.worker.mixers.gated_attention import FullAttention
+
+__all__ = ["BatchLimits", "NumberedPrompt", "PackRunner"]
+
+TokenScores = list[list[float]]
+Captures = dict[Prime, list[list[CapturedSegment]]]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedPrompt:
+    """A question with its number in the set."""
+
+    number: int
+    prompt: EvalPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """At most so many live tokens run through the layers at once, in so many state slots."""
+
+    live_tokens: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    row: int
+    setting: Setting
+
+
+@dataclass(slots=True)
+class _Pack:
+    """What is known of the running pack. scores: of every document's tokens, by row and selection pass."""
+
+    prompts: Sequence[NumberedPrompt]
+    captures: Captures = field(default_factory=dict)
+    references: list[Reference] = field(default_factory=list)
+    scores: dict[tuple[int, str], TokenScores] = field(default_factory=dict)
+
+
+class PackRunner:
+    """Runs packs on one rig. neutral_ids: the prime of `Prime.NEUTRAL`."""
+
+    def __init__(
+        self, rig: Rig, reader: PromptReader, settings: Sequence[Setting], neutral_ids: tuple[int, ...], limits: BatchLimits
+    ) -> None:
+        self._rig = rig
+        self._reader = reader
+        self._settings = [setting for setting in settings if setting.mode is not Mode.OFF]
+        self._neutral_ids = neutral_ids
+        self._limits = limits
+
+    @torch.inference_mode()
+    def run(self, prompts: Sequence[NumberedPrompt]) -> list[Outcome]:
+        """Every question under full recompute and under all settings."""
+        self._rig.arena.rewind(0)
+        pack = _Pack(prompts)
+        for prime in {setting.prime for setting in self._settings if not setting.mode.recomputes} | self._extra_primes():
+            pack.captures[prime] = self._capture(prompts, prime)
+        outcomes = self._run_reference(pack)
+        self._score_tokens(pack)
+        jobs = [_Job(row, setting) for setting in self._settings for row in range(len(prompts))]
+        for batch_jobs, layouts in self._batches(pack, jobs):
+            batch = PromptBatch(self._rig, layouts)
+            logits = self._combine(pack, batch_jobs, batch)
+            scores = score_batch(
+                self._reader,
+                [prompts[job.row].prompt for job in batch_jobs],
+                [pack.references[job.row] for job in batch_jobs],
+                batch,
+                logits,
+            )
+            for job, layout, own in zip(batch_jobs, layouts, scores, strict=True):
+                outcomes.append(_outcome(prompts[job.row], job.setting, own, layout))
+        return outcomes
+
+    def _extra_primes(self) -> set[Prime]:
+        """Primes that a selection compares."""
+        compared = any(own.refresh and own.refresh.selection is Selection.PRIME_CHANGE for own in self._settings)
+        return {Prime.NONE, Prime.SYSTEM} if compared else set()
+
+    def _capture(self, prompts: Sequence[NumberedPrompt], prime: Prime) -> list[list[CapturedSegment]]:
+        documents = [document for own in prompts for document in own.prompt.documents]
+        states: list[PrimeState | None]
+        if prime is Prime.NONE:
+            states = [None] * len(documents)
+        elif prime is Prime.NEUTRAL:
+            states = self._prime_states([self._neutral_ids]) * len(documents)
+        else:
+            own_states = self._prime_states([own.prompt.opening for own in prompts])
+            states = [
+                state for own, state in zip(prompts, own_states, strict=True) for _ in own.prompt.documents
+            ]
+        segments = iter(capture_segments(self._rig, documents, states, self._plan(prime)))
+        return [[next(segments) for _ in own.prompt.documents] for own in prompts]
+
+    def _prime_states(self, primes: Sequence[tuple[int, ...]]) -> list[PrimeState | None]:
+        layouts = []
+        for token_ids in primes:
+            layout = Layout(self._rig)
+            layout.add_live(token_ids)
+            layouts.append(layout)
+        batch = PromptBatch(self._rig, layouts)
+        batch.combine()
+        return [
+            PrimeState(len(token_ids), batch.snapshots(index), tuple(layout.rows))
+            for index, (token_ids, layout) in enumerate(zip(primes, layouts, strict=True))
+        ]
+
+    def _plan(self, prime: Prime) -> CapturePlan:
+        own = [setting for setting in self._settings if setting.prime is prime]
+        return CapturePlan(
+            tuple(sorted({setting.seam_window for setting in own})),
+            tuple(sorted({setting.tail_tokens for setting in own if setting.tail_tokens})),
+        )
+
+    def _run_reference(self, pack: _Pack) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        setting = Setting(Mode.OFF)
+        for jobs, layouts in self._batches(pack, [_Job(row, setting) for row in range(len(pack.prompts))]):
+            batch = PromptBatch(self._rig, layouts)
+            logits = batch.combine()
+            own_prompts = [pack.prompts[job.row] for job in jobs]
+            texts = [own.prompt for own in own_prompts]
+            references = find_references(self._reader, texts, batch, logits)
+            batch.restore()
+            scores = score_batch(self._reader, texts, references, batch, logits)
+            pack.references += references
+            outcomes += [
+                _outcome(own, setting, score, layout)
+                for own, score, layout in zip(own_prompts, scores, layouts, strict=True)
+            ]
+        return outcomes
+
+    def _score_tokens(self, pack: _Pack) -> None:
+        """For every refresh: how much each document token wants renewal."""
+        wanted = {_scores_key(own): own for own in self._settings if own.refresh is not None}
+        for key, setting in wanted.items():
+            if setting.refresh is not None and setting.refresh.selection is Selection.PRIME_CHANGE:
+                for row in range(len(pack.prompts)):
+                    pack.scores[row, key] = _prime_changes(self._rig, pack.captures, row)
+                continue
+            plain = Setting(setting.mode, setting.prime, setting.seam_window, setting.tail_tokens)
+            for jobs, layouts in self._batches(pack, [_Job(row, plain) for row in range(len(pack.prompts))]):
+                self._attend(pack, jobs, layouts, key)
+
+    def _attend(self, pack: _Pack, jobs: Sequence[_Job], layouts: Sequence[Layout], key: str) -> None:
+        mixers = [layer.mixer for layer in self._rig.model.layers]
+        attention_layers = [index for index, mixer in enumerate(mixers) if isinstance(mixer, FullAttention)]
+        every = key.startswith(Selection.ALL_LAYERS)
+        sums: list[torch.Tensor] = []
+        lengths = [len(pack.prompts[job.row].prompt.closing) for job in jobs]
+
+        def watch(mixer: Mixer, normed: torch.Tensor, batch: CombineBatch) -> None:
+            if isinstance(mixer, FullAttention):
+                masses = question_attention(mixer, normed, batch, lengths)
+                sums[:] = [old + new for old, new in zip(sums, masses, strict=True)] if sums else masses
+
+        depth = attention_layers[-1 if every else 0] + 1
+        PromptBatch(self._rig, layouts).combine(depth, watch)
+        for job, mass in zip(jobs, sums, strict=True):
+            pack.scores[job.row, key] = _by_document(pack.prompts[job.row].prompt, mass.tolist())
+
+    def _combine(self, pack: _Pack, jobs: Sequence[_Job], batch: PromptBatch) -> torch.Tensor:
+        """Logits behind the prompts; with `exact` the prompt goes on from the state behind its opening."""
+        logits = batch.combine()
+        if jobs[0].setting.mode is not Mode.EXACT:
+            return logits
+        prompts = [pack.prompts[job.row].prompt for job in jobs]
+        return batch.advance([[*(t for d in own.documents for t in d), *own.closing] for own in prompts])
+
+    def _batches(self, pack: _Pack, jobs: Sequence[_Job]) -> Iterator[tuple[list[_Job], list[Layout]]]:
+        """Jobs with their layouts, as many at once as the limits allow; `exact` keeps to itself."""
+        mark = self._rig.arena.mark()
+        taken: list[_Job] = []
+        layouts: list[Layout] = []
+        tokens = slots = 0
+        for job in jobs:
+            layout = self._lay_out(pack, job)
+            alone = bool(taken) and (job.setting.mode is Mode.EXACT) != (taken[-1].setting.mode is Mode.EXACT)
+            size, room = len(layout.token_ids), 1 + len(layout.sides)
+            if job.setting.mode is Mode.EXACT:
+                size += layout.live_document_tokens
+            full = tokens + size > self._limits.live_tokens or slots + room > self._limits.slots
+            if taken and (full or alone):
+                yield taken, layouts
+                self._rig.arena.rewind(mark)
+                taken, layouts, tokens, slots = [], [], 0, 0
+                layout = self._lay_out(pack, job)
+            taken.append(job)
+            layouts.append(layout)
+            tokens, slots = tokens + size, slots + room
+        if taken:
+            yield taken, layouts
+        self._rig.arena.rewind(mark)
+
+    def _lay_out(self, pack: _Pack, job: _Job) -> Layout:
+        own, setting = pack.prompts[job.row], job.setting
+        segments = [] if setting.mode.recomputes else pack.captures[setting.prime][job.row]
+        refreshed: Refreshed | None = None
+        if setting.refresh is not None:
+            scores = pack.scores[job.row, _scores_key(setting)]
+            refreshed = choose_blocks(own.prompt, setting, segments, scores, seed=own.number)
+        return lay_out(self._rig, own.prompt, setting, segments, refreshed, ANSWER_LIMIT)
+
+
+def _scores_key(setting: Setting) -> str:
+    """Settings with the same key rank tokens by the same pass."""
+    if setting.refresh is None:
+        return ""
+    selection = setting.refresh.selection
+    if selection is Selection.PRIME_CHANGE:
+        return str(selection)
+    kind = selection if selection is Selection.ALL_LAYERS else Selection.FIRST_LAYER
+    return f"{kind} {setting.prime} {setting.seam_window} {setting.tail_tokens}"
+
+
+def _by_document(prompt: EvalPrompt, scores: Sequence[float]) -> TokenScores:
+    first = len(prompt.opening)
+    found: TokenScores = []
+    for document in prompt.documents:
+        found.append(list(scores[first : first + len(document)]))
+        first += len(document)
+    return found
+
+
+def _prime_changes(rig: Rig, captures: Captures, row: int) -> TokenScores:
+    """How far each token's keys and values move, relative to their size, when a prime stands before the segment."""
+    pairs = zip(captures[Prime.NONE][row], captures[Prime.SYSTEM][row], strict=True)
+    return [_moved(rig, bare, primed) for bare, primed in pairs]
+
+
+def _moved(rig: Rig, bare: CapturedSegment, primed: CapturedSegment) -> list[float]:
+    total = torch.zeros(len(bare.token_ids), device=rig.device)
+    for pool in rig.memory.page_pools:
+        for plane in (pool.keys, pool.values):
+            before, after = (
+                plane[own.pages.start : own.pages.stop].flatten(0, 1)[: len(own.token_ids)].flatten(1)
+                for own in (bare, primed)
+            )
+            total += (after - before).norm(dim=1) / before.norm(dim=1)
+    moved: list[float] = total.tolist()
+    return moved
+
+
+def _outcome(own: NumberedPrompt, setting: Setting, scores: Scores, layout: Layout) -> Outcome:
+    return Outcome(own.number, setting.name, scores, layout.live_document_tokens, own.prompt.document_tokens)

@@ -1,0 +1,106 @@
+"""Questions as token ids: what the runs of an evaluation work with."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from train.data import Evidence, PromptEncoder, Question
+from train.data.prompts import document_text
+
+__all__ = ["EvalPrompt", "EvidenceTokens", "PromptReader", "normalise", "token_f1"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceTokens:
+    """Tokens `[start, end)` of document `document`, counted from the document's first token."""
+
+    document: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPrompt:
+    """One question. The prompt's ids are opening + documents + closing; answer ids end with the end of the message."""
+
+    opening: tuple[int, ...]
+    documents: tuple[tuple[int, ...], ...]
+    closing: tuple[int, ...]
+    answer: tuple[int, ...]
+    acceptable: tuple[str, ...]
+    question: str
+    type: str
+    evidence: tuple[EvidenceTokens, ...]
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens of all documents."""
+        return sum(len(document) for document in self.documents)
+
+
+class PromptReader:
+    """Turns questions into ids by the demo model's prompt contract, and ids back into text."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        tokenizer_file = checkpoint / "tokenizer.json"
+        self.encoder = PromptEncoder(tokenizer_file)
+        self._plain = Tokenizer.from_str(json.dumps(json.loads(tokenizer_file.read_text()) | {"added_tokens": []}))
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a reply."""
+        return int(self.encoder.message_end)
+
+    def read(self, questions: Iterable[Question]) -> Iterator[EvalPrompt]:
+        """Every question as ids."""
+        for question in questions:
+            yield self._read(question)
+
+    def neutral_preamble(self, text: str) -> tuple[int, ...]:
+        """Prime ids of a fixed system prompt, up to where the first document would begin."""
+        return tuple(self.encoder.opening(text))
+
+    def text(self, token_ids: Iterable[int]) -> str:
+        """Text of answer ids."""
+        return self.encoder.decode(list(token_ids))
+
+    def _read(self, question: Question) -> EvalPrompt:
+        prompt = self.encoder.prompt(question.system, question.documents, question.question)
+        documents = tuple(prompt.ids[tokens.start : tokens.stop] for tokens in prompt.documents)
+        return EvalPrompt(
+            opening=prompt.ids[: prompt.documents[0].start],
+            documents=documents,
+            closing=prompt.ids[prompt.documents[-1].stop :],
+            answer=tuple(self.encoder.reply(question.answer)),
+            acceptable=question.acceptable,
+            question=question.question,
+            type=str(question.type),
+            evidence=tuple(self._locate(question, evidence) for evidence in question.evidence),
+        )
+
+    def _locate(self, question: Question, evidence: Evidence) -> EvidenceTokens:
+        document = question.documents[evidence.document]
+        shift = len(document.title) + 1
+        offsets = self._plain.encode(document_text(document), add_special_tokens=False).offsets
+        start, end = evidence.start + shift, evidence.end + shift
+        tokens = [index for index, (first, last) in enumerate(offsets) if last > start and first < end]
+        # The document's opening marker is its first token.
+        return EvidenceTokens(evidence.document, tokens[0] + 1, tokens[-1] + 2)
+
+
+def normalise(text: str) -> str:
+    """Lower case, no full stop at the end, single spaces."""
+    return " ".join(text.lower().split()).rstrip(".")
+
+
+def token_f1(answer: str, acceptable: Iterable[str]) -> float:
+    """The best word-level F1 of an answer against the acceptable ones."""
+    return max((_f1(normalise(answer).split(), normalise(text).split()) for text in acceptable), default=0.0)
+
+
+def _f1(answer: list[str], expected: list[str]) -> float:
+    common = sum(min(answer.count(word), expected.count(word)) for word in set(expected))
+    return 2 * common / (len(answer) + len(expected)) if common else 0.0

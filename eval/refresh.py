@@ -1,0 +1,119 @@
+"""Which blocks of the segments a refresh makes live."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from eval.capture import MIN_BODY, CapturedSegment
+from eval.layout import Refreshed
+from eval.prompts import EvalPrompt
+from eval.settings import Refresh, Selection, Setting
+
+__all__ = ["Block", "choose_blocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Places `[start, stop)` of document `document`."""
+
+    document: int
+    start: int
+    stop: int
+
+
+def choose_blocks(
+    prompt: EvalPrompt,
+    setting: Setting,
+    segments: Sequence[CapturedSegment],
+    token_scores: Sequence[Sequence[float]],
+    seed: int,
+) -> Refreshed:
+    """The best blocks that the budget holds.
+
+    token_scores: one score a token of every document; the higher, the more a token's renewal is wanted.
+    """
+    refresh = setting.refresh
+    if refresh is None:
+        raise ValueError("the setting has no refresh")
+    budget = refresh.live_share * prompt.document_tokens - _seam_tokens(setting, segments)
+    if refresh.selection is Selection.SEGMENTS:
+        return _choose_segments(setting, segments, token_scores, budget)
+    rank = _Ranking(prompt, refresh, token_scores, seed)
+    blocks = sorted(_blocks(setting, refresh, segments), key=rank, reverse=True)
+    chosen: dict[int, set[int]] = {index: set() for index in range(len(segments))}
+    spent = 0
+    for block in blocks:
+        cost = _cost(setting.seam_window, refresh, chosen[block.document], block)
+        if spent + cost > budget:
+            break
+        spent += cost
+        chosen[block.document].update(range(block.start, block.stop))
+    return Refreshed(tuple(tuple(_ranges(places)) for places in chosen.values()))
+
+
+def _seam_tokens(setting: Setting, segments: Sequence[CapturedSegment]) -> int:
+    lengths = [len(segment.token_ids) for segment in segments]
+    return sum(length if length - setting.seam_window < MIN_BODY else setting.seam_window for length in lengths)
+
+
+def _blocks(setting: Setting, refresh: Refresh, segments: Sequence[CapturedSegment]) -> Iterator[Block]:
+    for index, segment in enumerate(segments):
+        length = len(segment.token_ids)
+        if length - setting.seam_window < MIN_BODY:
+            continue
+        for start in range(setting.seam_window, length, refresh.block_tokens):
+            yield Block(index, start, min(start + refresh.block_tokens, length))
+
+
+def _cost(seam: int, refresh: Refresh, chosen: set[int], block: Block) -> int:
+    """Tokens that a block adds, its replay included, beside what is chosen already."""
+    replayed = range(max(seam, block.start - refresh.replay_tokens), block.stop)
+    return sum(place not in chosen for place in replayed)
+
+
+class _Ranking:
+    """A block's score: the sum over its tokens; evidence first for the oracle; chance for random."""
+
+    def __init__(
+        self, prompt: EvalPrompt, refresh: Refresh, token_scores: Sequence[Sequence[float]], seed: int
+    ) -> None:
+        self._prompt = prompt
+        self._selection = refresh.selection
+        self._token_scores = token_scores
+        self._random = random.Random(seed)
+
+    def __call__(self, block: Block) -> float:
+        if self._selection is Selection.RANDOM:
+            return self._random.random()
+        attended = sum(self._token_scores[block.document][block.start : block.stop])
+        return attended + (1e6 if self._selection is Selection.ORACLE and self._holds_evidence(block) else 0.0)
+
+    def _holds_evidence(self, block: Block) -> bool:
+        return any(
+            own.document == block.document and own.start < block.stop and own.end > block.start
+            for own in self._prompt.evidence
+        )
+
+
+def _choose_segments(
+    setting: Setting, segments: Sequence[CapturedSegment], token_scores: Sequence[Sequence[float]], budget: float
+) -> Refreshed:
+    """Whole documents in order of attention; one that does not fit is passed over."""
+    whole: set[int] = set()
+    for index in sorted(range(len(segments)), key=lambda own: sum(token_scores[own]), reverse=True):
+        cost = len(segments[index].token_ids) - setting.seam_window
+        if 0 < cost <= budget:
+            budget -= cost
+            whole.add(index)
+    return Refreshed(tuple(() for _ in segments), frozenset(whole))
+
+
+def _ranges(places: set[int]) -> Iterator[range]:
+    """Runs of neighbouring places."""
+    start: int | None = None
+    for place in sorted(places):
+        if start is None:
+            start = place
+        if place + 1 not in places:
+            yield range(start, place + 1)
+            start = None

@@ -1,0 +1,114 @@
+"""Answers of a batch of prompts against the reference answers of a full recompute."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from eval.batch import PromptBatch
+from eval.prompts import EvalPrompt, PromptReader, normalise, token_f1
+
+__all__ = ["ANSWER_LIMIT", "Outcome", "Reference", "Scores", "find_references", "score_batch"]
+
+# Longest answer in tokens, its end included; the demo model's answers are shorter.
+ANSWER_LIMIT = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The greedy answer of a full recompute and its log-probabilities `[n, vocabulary]` at every answer token."""
+
+    answer: tuple[int, ...]
+    log_probs: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One answer. divergence: KL from the reference's distribution, the mean over its answer tokens, in nats."""
+
+    answer: str
+    exact: bool
+    f1: float
+    agrees: bool
+    divergence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One question under one setting."""
+
+    question: int
+    setting: str
+    scores: Scores
+    live_tokens: int
+    document_tokens: int
+
+
+def find_references(
+    reader: PromptReader, prompts: Sequence[EvalPrompt], batch: PromptBatch, first_logits: torch.Tensor
+) -> list[Reference]:
+    """Greedy answers of a batch that recomputes: the expected one where greedy decoding gives it, else decoded."""
+    batch.save()
+    answers = [prompt.answer for prompt in prompts]
+    logits = _along(batch, first_logits, answers)
+    wrong = [index for index, own in enumerate(answers) if tuple(logits[index].argmax(-1).tolist()) != own]
+    if wrong:
+        for index, answer in zip(wrong, _decode(reader, batch, wrong, first_logits), strict=True):
+            answers[index] = answer
+        batch.restore()
+        logits = _along(batch, first_logits, answers)
+    return [Reference(answer, own.log_softmax(-1)) for answer, own in zip(answers, logits, strict=True)]
+
+
+def score_batch(
+    reader: PromptReader,
+    prompts: Sequence[EvalPrompt],
+    references: Sequence[Reference],
+    batch: PromptBatch,
+    first_logits: torch.Tensor,
+) -> list[Scores]:
+    """Every prompt's answer; decoding is needed only where it leaves the reference."""
+    batch.save()
+    logits = torch.cat(_along(batch, first_logits, [reference.answer for reference in references]))
+    expected = torch.cat([reference.log_probs for reference in references])
+    rows = (expected.exp() * (expected - logits.log_softmax(-1))).sum(-1)
+    lengths = [len(reference.answer) for reference in references]
+    divergences = [float(own.mean()) for own in rows.cpu().split(lengths)]
+    chosen = logits.argmax(-1).cpu().split(lengths)
+    answers = [tuple(own.tolist()) for own in chosen]
+    differing = [index for index, own in enumerate(answers) if own != references[index].answer]
+    if differing:
+        for index, answer in zip(differing, _decode(reader, batch, differing, first_logits), strict=True):
+            answers[index] = answer
+    return [
+        _judge(reader, prompt, answer, reference, divergence)
+        for prompt, answer, reference, divergence in zip(prompts, answers, references, divergences, strict=True)
+    ]
+
+
+def _along(batch: PromptBatch, first_logits: torch.Tensor, answers: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Logits that predict each token of the answers."""
+    return [
+        torch.cat([first[None], own[:-1]]) for first, own in zip(first_logits, batch.extend(answers), strict=True)
+    ]
+
+
+def _decode(
+    reader: PromptReader, batch: PromptBatch, indices: Sequence[int], first_logits: torch.Tensor
+) -> list[tuple[int, ...]]:
+    batch.restore()
+    first_tokens = first_logits.argmax(-1).tolist()
+    return batch.greedy(indices, [first_tokens[index] for index in indices], reader.end_id, ANSWER_LIMIT)
+
+
+def _judge(
+    reader: PromptReader, prompt: EvalPrompt, answer: tuple[int, ...], reference: Reference, divergence: float
+) -> Scores:
+    text = reader.text(answer)
+    return Scores(
+        answer=text,
+        exact=normalise(text) in {normalise(own) for own in prompt.acceptable},
+        f1=token_f1(text, prompt.acceptable),
+        agrees=answer == reference.answer,
+        divergence=divergence,
+    )

@@ -1,0 +1,89 @@
+"""What is compared: reuse modes with their seam windows, primes and refreshes."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Mode", "Prime", "Refresh", "Selection", "Setting"]
+
+
+class Mode(StrEnum):
+    """How the documents of a prompt are served; the ablations stand in the order of design §6."""
+
+    OFF = "off"
+    EXACT = "exact"
+    ADDITION = "addition"
+    TRANSITION = "transition"
+    TRANSITION_ROPE = "transition_rope"
+    LAST_STATE = "last_state"
+    TAIL_REPLAY = "tail_replay"
+    COMPOSE = "compose"
+
+    @property
+    def recomputes(self) -> bool:
+        """Every document token is live."""
+        return self in (Mode.OFF, Mode.EXACT)
+
+
+class Prime(StrEnum):
+    """What runs ahead of a segment at capture: nothing, a fixed neutral preamble, the prompt's own system part."""
+
+    NONE = "none"
+    NEUTRAL = "neutral"
+    SYSTEM = "system"
+
+
+class Selection(StrEnum):
+    """Which body tokens a refresh makes live.
+
+    first_layer and all_layers: blocks by the question's attention in the first or in all full-attention layers; random:
+    blocks by chance; oracle: blocks that hold the evidence, then by attention; prime_change: blocks whose keys and values
+    differ most between two primes, a choice made at capture; segments: whole documents by attention.
+    """
+
+    FIRST_LAYER = "first_layer"
+    ALL_LAYERS = "all_layers"
+    RANDOM = "random"
+    ORACLE = "oracle"
+    PRIME_CHANGE = "prime_change"
+    SEGMENTS = "segments"
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """Blocks of `block_tokens` become live until `live_share` of the document tokens is; `replay_tokens` run before each."""
+
+    selection: Selection
+    live_share: float
+    block_tokens: int = 16
+    replay_tokens: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the comparison. seam_window and tail_tokens are live at every segment's head and tail.
+
+    replay_share: with `tail_replay`, the share of the tokens before the question that run through.
+    """
+
+    mode: Mode
+    prime: Prime = Prime.NONE
+    seam_window: int = 0
+    tail_tokens: int = 0
+    refresh: Refresh | None = None
+    replay_share: float = 0.08
+
+    @property
+    def name(self) -> str:
+        """Short and unique, for tables and files."""
+        if self.mode is not Mode.COMPOSE:
+            return str(self.mode)
+        name = f"compose w{self.seam_window}"
+        if self.tail_tokens:
+            name += f"+{self.tail_tokens}"
+        name += f" prime {self.prime}"
+        refresh = self.refresh
+        if refresh is not None:
+            name += (
+                f" refresh {refresh.selection} {refresh.live_share:.0%} b{refresh.block_tokens} r{refresh.replay_tokens}"
+            )
+        return name
