@@ -162,9 +162,10 @@ class Stack:
         Raises:
             StackStartError: one of them did not come up.
         """
+        # The probes of readiness run gRPC in this process; its fork handlers would only complain about them.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         try:
-            for child in self._children:
-                await child.start()
+            await asyncio.gather(*(child.start() for child in self._children))
         except BaseException:
             await self.stop()
             raise
