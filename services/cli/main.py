@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from services.cli.orphans import end_with_supervisor
 from services.cli.supervisor import Stack, StackOptions, StackStartError
 
 __all__ = ["app", "main"]
@@ -158,6 +159,7 @@ Stop with Ctrl-C.
 
 def main() -> None:
     """Entry point of the console script."""
+    end_with_supervisor()
     app()
 
 

@@ -1,15 +1,14 @@
 """`hypic up`: router, cache service and one worker as children of one process, restarted when they die."""
 
 import asyncio
-import ctypes
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port, grpc_ready, http_ready
 from services.common.telemetry import get_logger
 
@@ -99,10 +98,9 @@ class _Child:
                 "-m",
                 "services.cli.main",
                 self.name,
-                env={**os.environ, **self._variables},
+                env={**os.environ, **self._variables, SUPERVISOR_VARIABLE: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
             status = await self._process.wait()
             if self._stopping:
@@ -113,12 +111,6 @@ class _Child:
             get_logger().error("child_died", child=self.name, status=status)
             pause = _FIRST_PAUSE_SECONDS if clock.time() - started_at > _STEADY_SECONDS else pause * 2
             await asyncio.sleep(min(pause, _LONGEST_PAUSE_SECONDS))
-
-
-def _die_with_parent() -> None:
-    """A child never outlives a killed supervisor: it would keep its ports."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 class Stack:
@@ -162,10 +154,10 @@ class Stack:
         Raises:
             StackStartError: one of them did not come up.
         """
-        # The probes of readiness run gRPC in this process; its fork handlers would only complain about them.
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         try:
-            await asyncio.gather(*(child.start() for child in self._children))
+            cache, worker, router = self._children
+            await asyncio.gather(cache.start(), worker.start())
+            await router.start()
         except BaseException:
             await self.stop()
             raise
