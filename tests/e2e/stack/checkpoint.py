@@ -11,6 +11,7 @@ __all__ = ["CONTEXT_LENGTH", "write_random_checkpoint"]
 
 CONTEXT_LENGTH = 8192
 _FILES = ("tokenizer.json", "tokenizer_config.json", "profile.toml")
+_MEMORY_WEIGHT = 4.0
 _SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -52,6 +53,9 @@ def write_random_checkpoint(directory: Path, tokenizer_from: Path) -> None:
             parameter.add_(0.2 * noise)
         elif parameter.ndim >= 2:
             parameter.copy_(noise * (1.0 if "embed" in name else parameter[0].numel() ** -0.5))
+        if name.endswith(("o_proj.weight", "out_proj.weight")):
+            # What stands before a token weighs more than the token, so that a wrong state changes the reply.
+            parameter.mul_(_MEMORY_WEIGHT)
         if name.endswith("A_log"):
             # Slow gates: documents are remembered until the answer.
             parameter.copy_(torch.linspace(0.004, 0.012, parameter.numel()).log())
