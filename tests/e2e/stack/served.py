@@ -87,6 +87,9 @@ class ServedStack:
             self._end()
             raise
         self.http = httpx2.Client(base_url=self.base_url, timeout=60)
+        # The same after every restart: nothing is stored yet.
+        wait_until(lambda: self.gauge("worker", "hypic_worker_pages_free") > 0)
+        self._all_pages = self.gauge("worker", "hypic_worker_pages_free")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,12 +151,17 @@ class ServedStack:
         wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == self.gauge("cache", "hypic_cache_bytes"))
 
     def forget_everything(self) -> None:
-        """Invalidate all that is stored; returns when the worker's memory is free again."""
+        """Invalidate all that is stored, which must be something; returns when the worker's memory is free again.
+
+        Gauges are refreshed from time to time: bytes that were seen first make the later zero a fresh one.
+        """
+        wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") > 0)
         with grpc.insecure_channel(self.address("cache")) as channel:
             namespace = cache_pb2.Namespace(tenant="default")
             request = cache_pb2.InvalidateRequest(namespace=namespace, whole_tenant=True)
             cache_pb2_grpc.CacheServiceStub(channel).Invalidate(request, timeout=10)
         wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == 0)
+        wait_until(lambda: self.gauge("worker", "hypic_worker_pages_free") == self._all_pages)
 
     def _read_base_url(self) -> str:
         """The address in the supervisor's greeting."""

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.e2e.stack.asking import Answer, ask, document
-from tests.e2e.stack.served import ServedStack
+from tests.e2e.stack.served import ServedStack, wait_until
 
 SEAM_WINDOW = 8
 HOSTILE = [
@@ -68,9 +68,9 @@ def test_cold_live_is_exact_and_captures_behind_the_reply(stack: ServedStack) ->
     live = ask(stack, asked, cold="live")
     assert live.served == ["live", "live"]
     assert live.text == ask(stack, asked, reuse="off").text
-    stack.wait_idle()
+    wait_until(lambda: stack.captures() == before + 2)
+    wait_until(lambda: ask(stack, asked).served == ["hit", "hit"])
     assert stack.captures() == before + 2
-    assert ask(stack, asked).served == ["hit", "hit"]
 
 
 def test_short_documents_are_computed_and_equal_a_full_recompute(stack: ServedStack) -> None:
