@@ -3,7 +3,8 @@
 # grpc's handler type is generic in its stubs only.
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -127,13 +128,14 @@ def _guard_unary(
 
 
 def _guard_stream(
-    method: Callable[[Request, Context[Request, Response]], AsyncIterator[Response]], request_id: str
-) -> Callable[[Request, Context[Request, Response]], AsyncIterator[Response]]:
-    async def guarded(request: Request, context: Context[Request, Response]) -> AsyncIterator[Response]:
+    method: Callable[[Request, Context[Request, Response]], AsyncGenerator[Response]], request_id: str
+) -> Callable[[Request, Context[Request, Response]], AsyncGenerator[Response]]:
+    async def guarded(request: Request, context: Context[Request, Response]) -> AsyncGenerator[Response]:
         set_request_id(request_id)
         try:
-            async for message in method(request, context):
-                yield message
+            async with aclosing(method(request, context)) as messages:
+                async for message in messages:
+                    yield message
         except HypicError as error:
             await context.abort(error.status, str(error))
         except Exception:

@@ -73,6 +73,7 @@ class Residency:
         Raises:
             HypicError: the cache service does not answer.
         """
+        await self._forget_evicted()
         response = await self._cache.heartbeat(list(self._published.values()), await self._load())
         await self.drop(response.drop_keys)
         return response.time_to_live_seconds
@@ -91,6 +92,13 @@ class Residency:
             else:
                 reachable = True
             await asyncio.sleep(pause)
+
+    async def _forget_evicted(self) -> None:
+        """The engine evicts by itself where memory runs out; the directory learns of it by what is not listed."""
+        keys = tuple(self._published)
+        gone = await self._engine.call(lambda engine: [key for key in keys if key not in engine.context.store])
+        for key in gone:
+            self._published.pop(key, None)
 
     async def _load(self) -> cache_pb2.WorkerLoad:
         def read(engine: Engine) -> cache_pb2.WorkerLoad:

@@ -16,7 +16,7 @@ from services.worker.engine.states import PrefixState, SegmentState, page_rows
 from services.worker.mixers.batch import CaptureBatch, LinearCarry
 from services.worker.ops.paged_attention import PageTable
 
-__all__ = ["CapturePass", "capture_prime", "check_body"]
+__all__ = ["CapturePass", "capture_prime", "check_body", "pages_of"]
 
 
 def capture_prime(context: EngineContext) -> PrefixState | None:
@@ -58,6 +58,12 @@ class _Segment:
     write_slots: list[int]
     carries: list[LinearCarry]
     hidden: torch.Tensor | None = None
+
+
+def pages_of(context: EngineContext, token_ids: tuple[int, ...]) -> int:
+    """Pages that the capture of a segment holds while it runs: seam window and body start pages of their own."""
+    size, seam = context.pages.page_size, context.profile.seam_window
+    return pages_for(seam, size) + pages_for(len(token_ids) - seam, size)
 
 
 class CapturePass:
@@ -118,7 +124,7 @@ class CapturePass:
         check_body(context, token_ids)
         body = len(token_ids) - seam
         num_seam_pages = pages_for(seam, size)
-        pages = context.pages.allocate(num_seam_pages + pages_for(body, size))
+        pages = context.pages.allocate(pages_of(context, token_ids))
         seam_pages, body_pages = pages[:num_seam_pages], pages[num_seam_pages:]
         table = PageTable(size)
         if self._prime is not None:

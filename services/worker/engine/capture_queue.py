@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from services.worker.engine.capture import CapturePass, capture_prime, check_body
+from services.worker.engine.capture import CapturePass, capture_prime, check_body, pages_of
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import CaptureEvent, CaptureJob, CaptureSegment
@@ -97,8 +97,10 @@ class CaptureQueue:
     def _begin(self) -> None:
         orders = self._take()
         while orders:
+            segments = [order.segment.token_ids for order in orders]
+            self._context.store.make_room(sum(pages_of(self._context, token_ids) for token_ids in segments))
             try:
-                capture = CapturePass(self._context, [order.segment.token_ids for order in orders], self._prime)
+                capture = CapturePass(self._context, segments, self._prime)
             except NoRoomError as error:
                 orders = self._shrink(orders, str(error))
             else:

@@ -128,9 +128,16 @@ class Engine:
             raise AssertionError(f"{len(prompts)} prompts hold slots, {self.context.slots.num_free} are free")
 
     def _admit(self) -> None:
-        """First come, first served: what does not fit now waits at the head of the line."""
+        """First come, first served: what does not fit now waits at the head of the line.
+
+        Stored states make room for it, save those that it uses itself.
+        """
         while self._waiting and self.num_running < self.limits.max_running:
-            resolved = resolve(self.context, self._waiting[0].request)
+            request = self._waiting[0].request
+            resolved = resolve(self.context, request)
+            needed = resolved.plan.pages_needed(self.context.pages.page_size)
+            if not self.context.store.make_room(needed, {request.prefix_key, *(part.key for part in request.parts)}):
+                return
             try:
                 combine = CombinePass(self.context, resolved.plan)
             except NoRoomError:

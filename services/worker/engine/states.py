@@ -1,6 +1,6 @@
 """Stored states: segment states and prefix snapshots, and the worker's store of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.worker.engine.pages import NoRoomError, PageAllocator
@@ -72,7 +72,11 @@ StoredState = SegmentState | PrefixState
 
 
 class StateStore:
-    """States by key. Holds one reference to the pages of each; users of a state hold their own."""
+    """States by key, the least recently used first. Holds one reference to the pages of each; users hold their own.
+
+    The directory decides what is worth keeping. Only where memory runs out before its word comes does the store evict by
+    itself, so that stored states never keep a prompt waiting.
+    """
 
     def __init__(self, pages: PageAllocator, capacity_bytes: int, page_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -97,29 +101,31 @@ class StateStore:
         return state.plane_bytes + len(state.pages) * self._page_bytes
 
     def put(self, key: bytes, state: StoredState) -> None:
-        """Store a state under a key that is not taken; its page references become the store's.
+        """Store a state under a key that is not taken; its page references become the store's. Evicts for its planes.
 
         Raises:
-            NoRoomError: the planes do not fit; nothing changes.
+            NoRoomError: the planes do not fit into an empty store; nothing changes.
             ValueError: the key is taken: entries are written once.
         """
         if key in self._states:
             raise ValueError("a state is stored under this key already")
-        if self._plane_bytes + state.plane_bytes > self.capacity_bytes:
-            raise NoRoomError(f"state store is full at {self.capacity_bytes} bytes")
+        if state.plane_bytes > self.capacity_bytes:
+            raise NoRoomError(f"a state of {state.plane_bytes} bytes is larger than the store of {self.capacity_bytes}")
+        while self._plane_bytes + state.plane_bytes > self.capacity_bytes:
+            self.drop(next(iter(self._states)))
         self._states[key] = state
         self._plane_bytes += state.plane_bytes
 
     def get_segment(self, key: bytes, token_ids: Sequence[int]) -> SegmentState | None:
         """The segment state under a key, if it was computed from just these tokens."""
-        state = self._states.get(key)
+        state = self._use(key)
         if isinstance(state, SegmentState) and state.token_ids == tuple(token_ids):
             return state
         return None
 
     def get_prefix(self, key: bytes, token_ids: Sequence[int]) -> PrefixState | None:
         """The snapshot under a key, if it was computed from just these tokens."""
-        state = self._states.get(key)
+        state = self._use(key)
         if isinstance(state, PrefixState) and state.token_ids == tuple(token_ids):
             return state
         return None
@@ -127,6 +133,25 @@ class StateStore:
     def get(self, key: bytes) -> StoredState | None:
         """Whatever is stored under a key."""
         return self._states.get(key)
+
+    def make_room(self, num_pages: int, protected: Collection[bytes] = ()) -> bool:
+        """Evict states until so many pages are free; evicts nothing when that cannot be reached. Returns whether it was.
+
+        Pages that running prompts share are not freed by an eviction, so such states stay, and so do `protected` keys.
+        """
+        missing = num_pages - self._pages.num_free
+        victims: list[bytes] = []
+        for key, state in self._states.items():
+            if missing <= 0:
+                break
+            if key not in protected and self._pages.is_sole_reference(state.pages):
+                victims.append(key)
+                missing -= len(state.pages)
+        if missing > 0:
+            return False
+        for key in victims:
+            self.drop(key)
+        return True
 
     def drop(self, key: bytes) -> bool:
         """Forget a state; its memory goes with the last reference. Returns whether it was there."""
@@ -136,6 +161,12 @@ class StateStore:
         self._plane_bytes -= state.plane_bytes
         self._pages.release(state.pages)
         return True
+
+    def _use(self, key: bytes) -> StoredState | None:
+        state = self._states.pop(key, None)
+        if state is not None:
+            self._states[key] = state
+        return state
 
     def check_integrity(self) -> None:
         """The byte count is the sum of the states.

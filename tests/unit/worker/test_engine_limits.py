@@ -197,10 +197,27 @@ def test_a_segment_without_a_body_fails_alone(rig: EngineRig) -> None:
 def test_captures_without_room_together_run_one_by_one(make_engine: EngineFactory) -> None:
     """A pack that does not fit must not fail what would fit."""
     rig = make_engine(num_pages=10)
-    events = rig.capture(CaptureSegment(b"one", IDS), CaptureSegment(b"big", draw_ids(120, 2)))
+    events = rig.capture(CaptureSegment(b"one", IDS), CaptureSegment(b"big", draw_ids(200, 2)))
     assert [(event.key, event.reason == "") for event in events] == [(b"one", True), (b"big", False)]
     assert "pages" in events[1].reason
     rig.drop_all([b"one"])
+    rig.assert_nothing_held()
+
+
+def test_stored_states_make_room_for_prompts_and_captures(make_engine: EngineFactory) -> None:
+    """A pool full of states keeps nobody waiting: the oldest go, save those that the prompt itself uses."""
+    rig = make_engine(num_pages=14)
+    rig.capture(CaptureSegment(b"old", IDS))
+    rig.capture(CaptureSegment(b"used", draw_ids(40, 2)))
+    heard = rig.submit("r", segment(b"used", draw_ids(40, 2)), live(100, 3), max_tokens=8)
+    rig.run()
+    assert heard.is_complete
+    assert heard.served[0].reused_tokens
+    assert (b"old" in rig.context.store, b"used" in rig.context.store) == (False, True)
+    events = rig.capture(CaptureSegment(b"new", draw_ids(150, 4)))
+    assert [event.reason for event in events] == [""]
+    assert b"used" not in rig.context.store
+    rig.drop_all([b"new"])
     rig.assert_nothing_held()
 
 

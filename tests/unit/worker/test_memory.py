@@ -109,18 +109,43 @@ def test_an_entry_is_written_once() -> None:
     assert store.used_bytes == 0
 
 
-def test_a_full_store_changes_nothing() -> None:
+def test_a_full_store_evicts_what_was_used_longest_ago() -> None:
+    pages = PageAllocator(8, 16)
+    states = [_segment(pages.allocate(2)) for _ in range(3)]
+    store = StateStore(pages, 2 * states[0].plane_bytes, 64)
+    store.put(b"a", states[0])
+    store.put(b"b", states[1])
+    assert store.get_segment(b"a", states[0].token_ids) is states[0]
+    store.put(b"c", states[2])
+    assert (b"a" in store, b"b" in store, b"c" in store) == (True, False, True)
+    assert store.used_bytes == 2 * (states[0].plane_bytes + 2 * 64)
+    store.check_integrity()
+
+
+def test_a_state_larger_than_the_store_changes_nothing() -> None:
     pages = PageAllocator(8, 16)
     state = _segment(pages.allocate(2))
-    store = StateStore(pages, state.plane_bytes, 64)
-    store.put(b"a", state)
-    other = _segment(pages.allocate(2))
+    store = StateStore(pages, state.plane_bytes - 1, 64)
     with pytest.raises(NoRoomError):
-        store.put(b"b", other)
-    assert b"b" not in store
-    assert store.used_bytes == store.size_bytes(state) == state.plane_bytes + 2 * 64
-    store.drop(b"a")
-    store.put(b"b", other)
+        store.put(b"a", state)
+    assert store.used_bytes == 0
+
+
+def test_room_is_made_only_where_it_helps() -> None:
+    """States that are protected, or whose pages a prompt shares, stay; and so does everything when it is not enough."""
+    pages = PageAllocator(8, 16)
+    store = StateStore(pages, 1 << 20, 64)
+    for name in (b"a", b"b", b"c", b"d"):
+        store.put(name, _segment(pages.allocate(2)))
+    shared = store.get(b"a")
+    assert shared is not None
+    pages.retain(shared.pages)
+    assert not store.make_room(5, protected={b"b"})
+    assert all(name in store for name in (b"a", b"b", b"c", b"d"))
+    assert store.make_room(3, protected={b"b"})
+    assert [name in store for name in (b"a", b"b", b"c", b"d")] == [True, True, False, False]
+    assert pages.num_free == 4
+    assert store.make_room(4)
 
 
 def test_states_are_found_by_key_kind_and_tokens() -> None:
