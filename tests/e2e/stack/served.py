@@ -15,6 +15,7 @@ import grpc
 import httpx2
 from hypic.v1 import cache_pb2, cache_pb2_grpc
 
+from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port, grpc_ready
 
 __all__ = ["SERVICES", "ServedStack", "is_running", "wait_until"]
@@ -126,8 +127,11 @@ class ServedStack:
         return self.environment()[f"HYPIC_{name.upper()}_LISTEN_ADDRESS"]
 
     def environment(self) -> dict[str, str]:
-        """What the supervisor gives to its children."""
-        return dict(entry.split("=", 1) for entry in _read_proc(self.pid("router"), "environ"))
+        """The settings of the supervisor's children, for one more process beside them."""
+        variables = dict(entry.split("=", 1) for entry in _read_proc(self.pid("router"), "environ"))
+        # Whoever carries it ends unless the supervisor is its parent.
+        del variables[SUPERVISOR_VARIABLE]
+        return variables
 
     def gauge(self, service: str, name: str, labels: str = "") -> float:
         """The sum of a metric's samples whose labels hold this text; a service that is restarting has none: NaN."""

@@ -1,6 +1,5 @@
 """The worker is killed or stopped under requests. Each answer is one of two that are known: computed whole or composed."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -108,7 +107,7 @@ def hasty_router(stack: ServedStack, seconds: float) -> Iterator[str]:
     variables = {"HYPIC_ROUTER_PORT": str(port), "HYPIC_ROUTER_REQUEST_TIMEOUT_SECONDS": str(seconds)}
     process = subprocess.Popen(
         [sys.executable, "-m", "services.cli.main", "router"],
-        env={**os.environ, **stack.environment(), **variables},
+        env={**stack.environment(), **variables},
         stderr=subprocess.DEVNULL,
     )
     url = f"http://127.0.0.1:{port}"
