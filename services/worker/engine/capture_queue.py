@@ -103,6 +103,10 @@ class CaptureQueue:
                 capture = CapturePass(self._context, segments, self._prime)
             except NoRoomError as error:
                 orders = self._shrink(orders, str(error))
+            except Exception as error:
+                for order in orders:
+                    self._end(order, f"capture failed: {error}", 0.0)
+                return
             else:
                 tokens = min(capture.num_tokens, self._context.profile.chunk_tokens * len(orders))
                 self._pack = _Pack(orders, capture, capture.run(), tokens)
