@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.in_process import EngineTimes, measure_engine
+from bench.in_process import PROMPT_TOKENS, EngineTimes, measure_engine
+from bench.oracle import measure_transformers
 from bench.over_http import HttpTimes, measure_http
 from bench.results import Row, write_results
 from services.cli.supervisor import Stack, StackOptions
@@ -27,7 +28,7 @@ async def measure_stack() -> HttpTimes:
         await stack.stop()
 
 
-def rows_of(http: HttpTimes, engine: EngineTimes) -> list[Row]:
+def rows_of(http: HttpTimes, engine: EngineTimes, transformers: float) -> list[Row]:
     """Figures as ratios first, then what they are made of."""
     eight = f"8 documents, {http.prompt_tokens} prompt tokens"
     return [
@@ -35,6 +36,7 @@ def rows_of(http: HttpTimes, engine: EngineTimes) -> list[Row]:
         Row("time to first token, off over all hits, in process", engine.off / engine.all_hits, "×", 6.0),
         Row("time to first token, off over cold, through HTTP", http.off / http.cold, "×"),
         Row("time to first token, exact prefix cache over all hits, through HTTP", http.exact / http.all_hits, "×"),
+        Row("full recompute in process, `transformers` over ours (`off`)", transformers / engine.off, "×"),
         Row("time to first token, all hits, through HTTP", http.all_hits, "s", better="lower"),
         Row("time to first token, exact prefix cache, through HTTP", http.exact, "s", better="lower"),
         Row("time to first token, off, through HTTP", http.off, "s", better="lower"),
@@ -55,10 +57,12 @@ def main() -> None:
         http = asyncio.run(measure_stack())
     with console.status("in process …"):
         engine = measure_engine(CHECKPOINT)
+    with console.status("full recompute by transformers …"):
+        transformers = measure_transformers(CHECKPOINT, PROMPT_TOKENS)
     device = f"CPU, {os.cpu_count()} cores, {platform.machine()}, one torch thread a process"
-    result = write_results(TARGET, "make bench", device, rows_of(http, engine))
+    result = write_results(TARGET, "make bench", device, rows_of(http, engine, transformers))
     for row in result.rows:
-        console.print(f"{row.value:10.4g} {row.unit:9} {row.measure}", highlight=False)
+        console.print(f"{row.value:10.4g} {row.unit:9} {row.measure}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

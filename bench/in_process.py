@@ -22,13 +22,14 @@ from services.worker.engine.requests import (
 from services.worker.engine.sampling import SamplingOptions
 from services.worker.settings import WorkerSettings
 
-__all__ = ["EngineTimes", "measure_engine"]
+__all__ = ["PROMPT_TOKENS", "EngineTimes", "measure_engine"]
 
 _ROUNDS = 5
 _NUM_SEGMENTS = 8
 _SEGMENT_TOKENS = 400
 _QUESTION_TOKENS = 32
 _DECODED = 64
+PROMPT_TOKENS = _NUM_SEGMENTS * _SEGMENT_TOKENS + _QUESTION_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

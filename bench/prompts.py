@@ -6,7 +6,7 @@ from dataclasses import dataclass
 __all__ = ["BenchPrompt", "make_prompt"]
 
 _NUM_DOCUMENTS = 8
-_WORDS_A_DOCUMENT = 300
+_WORDS_A_DOCUMENT = 212
 _SYSTEM = "You answer questions from the documents. Keep the answer short and use the words of the documents."
 _QUESTIONS = (
     "Which town lies on the northern shore of the lake?",
