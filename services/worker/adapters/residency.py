@@ -28,14 +28,15 @@ class Residency:
 
     async def publish(self, key: bytes, ticket: worker_pb2.TicketRef, size_bytes: int) -> str:
         """Publish a state that the store has just taken. Returns why it was not kept; empty when it was."""
-        if key in self._published:
-            return ""
         try:
             published = await self._publish_known(key, ticket, size_bytes)
         except HypicError as error:
             get_logger().warning("publish_failed", error=str(error))
             await self.drop([key])
             return "cache_unavailable"
+        if published.refusal and key in self._published:
+            # Somebody else's publish, or an earlier one, already made this very copy visible.
+            return ""
         if published.refusal:
             await self.drop([key])
             return published.refusal
