@@ -27,25 +27,29 @@ class Residency:
         self._published: dict[bytes, cache_pb2.ResidentEntry] = {}
 
     async def publish(self, key: bytes, ticket: worker_pb2.TicketRef, size_bytes: int) -> str:
-        """Publish a state that the store has just taken. Returns why it was not kept; empty when it was."""
+        """Publish a state that the store holds. Returns why it was not kept; empty when it was.
+
+        A copy that an earlier publish made visible stays, whatever becomes of this one.
+        """
         try:
             published = await self._publish_known(key, ticket, size_bytes)
         except HypicError as error:
             get_logger().warning("publish_failed", error=str(error))
-            await self.drop([key])
-            return "cache_unavailable"
-        if published.refusal and key in self._published:
-            # Somebody else's publish, or an earlier one, already made this very copy visible.
-            return ""
+            return await self._refuse(key, "cache_unavailable")
         if published.refusal:
-            await self.drop([key])
-            return published.refusal
+            return await self._refuse(key, published.refusal)
         entry = await self._engine.call(lambda engine: self._describe(engine, key, published.receipt))
         if entry is None:
             return "state_dropped"
         self._published[key] = entry
         await self.drop(published.drop_keys)
         return ""
+
+    async def _refuse(self, key: bytes, reason: str) -> str:
+        if key in self._published:
+            return ""
+        await self.drop([key])
+        return reason
 
     async def _publish_known(self, key: bytes, ticket: worker_pb2.TicketRef, size_bytes: int) -> Published:
         """A directory that has just started does not know this worker: it is told, then asked again."""
