@@ -27,6 +27,7 @@ from services.worker.engine.requests import (
     FinishedEvent,
     GenerateEvent,
     PrefilledEvent,
+    StoredSnapshot,
     TokenEvent,
 )
 from services.worker.engine.states import SegmentState
@@ -78,16 +79,20 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         events: asyncio.Queue[GenerateEvent] = asyncio.Queue()
         job = messages.generate_request(request, call_id, self._served.spec.vocab_size, _sink_to(events))
         tickets = {order.key: order.ticket for order in request.snapshots}
+        unpublished: list[StoredSnapshot] = []
         try:
             await self._engine.call(lambda engine: engine.submit(job))
             async for event in _until_finished(events):
+                yield messages.event_message(event)
                 if isinstance(event, PrefilledEvent):
                     self._metrics.on_prefilled(event)
-                    for snapshot in event.snapshots:
-                        await self._residency.publish(snapshot.key, tickets[snapshot.key], snapshot.size_bytes)
-                elif isinstance(event, TokenEvent):
-                    self._metrics.generation_tokens.inc()
-                yield messages.event_message(event)
+                    unpublished.extend(event.snapshots)
+                    continue
+                self._metrics.generation_tokens.inc(isinstance(event, TokenEvent))
+                # Nobody waits for a publish: the first token is on its way already.
+                while unpublished:
+                    snapshot = unpublished.pop()
+                    await self._residency.publish(snapshot.key, tickets[snapshot.key], snapshot.size_bytes)
         except EngineError as error:
             raise messages.service_error(error) from error
         finally:
