@@ -51,7 +51,9 @@ class PromptBatch:
         for slots in rig.memory.linear_slots:
             slots.states[self._slots] = 0.0
             slots.tails[self._slots] = 0.0
-        main_rows = [first + row for first, own in zip(self._cu_rows, self._layouts, strict=False) for row in own.main_rows]
+        main_rows = [
+            first + row for first, own in zip(self._cu_rows, self._layouts, strict=False) for row in own.main_rows
+        ]
         batch = self._main_batch()
         sides = self._side_batch()
         main = None if sides is None else rig.integers(main_rows)
@@ -123,7 +125,9 @@ class PromptBatch:
         return list(rig.model.logits(hidden).split(lengths))
 
     @torch.inference_mode()
-    def greedy(self, indices: Sequence[int], first_tokens: Sequence[int], end_id: int, limit: int) -> list[tuple[int, ...]]:
+    def greedy(
+        self, indices: Sequence[int], first_tokens: Sequence[int], end_id: int, limit: int
+    ) -> list[tuple[int, ...]]:
         """Greedy answers of some prompts, given each one's first token; an answer ends with `end_id` or at the limit."""
         answers = [[token] for token in first_tokens]
         tables = {index: self._table(index, 0) for index in indices}
@@ -238,4 +242,3 @@ class PromptBatch:
                 for head, side in zip(heads, sides.runs, strict=True)
             ]
         )
-

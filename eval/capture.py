@@ -16,7 +16,7 @@ from services.worker.engine.states import page_rows
 from services.worker.mixers.batch import CaptureBatch, LinearCarry, LinearPlane, LinearSnapshot
 from services.worker.ops.paged_attention import PageRow, PageTable
 
-__all__ = ["MIN_BODY", "CapturedSegment", "CapturePlan", "PrimeState", "body_end", "capture_segments"]
+__all__ = ["MIN_BODY", "CapturePlan", "CapturedSegment", "PrimeState", "body_end", "capture_segments"]
 
 # Shorter bodies are served live, as the engine's policy does on a CPU.
 MIN_BODY = 16
@@ -181,9 +181,7 @@ def _compose(
     return planes
 
 
-def _suffixes(
-    intervals: Sequence[_Interval], counts: Sequence[int], layer: int
-) -> list[tuple[int, int, LinearPlane]]:
+def _suffixes(intervals: Sequence[_Interval], counts: Sequence[int], layer: int) -> list[tuple[int, int, LinearPlane]]:
     """For each segment row and each interval order: the plane from that interval's begin to the row's end."""
     composed: list[tuple[int, int, LinearPlane]] = []
     carried: dict[int, LinearPlane] = {}

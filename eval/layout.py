@@ -247,4 +247,6 @@ def _identity(plane: LinearPlane) -> torch.Tensor:
 
 
 def _emptied(plane: LinearPlane) -> LinearPlane:
-    return LinearPlane(*(torch.zeros_like(part) for part in (plane.transition, plane.end_state, plane.tail, plane.decay)))
+    return LinearPlane(
+        *(torch.zeros_like(part) for part in (plane.transition, plane.end_state, plane.tail, plane.decay))
+    )

@@ -1,6 +1,6 @@
 """One pack of questions under all settings: captures once a prime, the reference once, settings in batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +10,7 @@ from eval.batch import PromptBatch
 from eval.capture import CapturedSegment, CapturePlan, PrimeState, capture_segments
 from eval.layout import Layout, Refreshed, lay_out
 from eval.prompts import EvalPrompt, PromptReader
-from eval.refresh import choose_blocks
+from eval.refresh import TokenScores, choose_blocks
 from eval.rig import Rig
 from eval.scoring import ANSWER_LIMIT, Outcome, Reference, Scores, find_references, score_batch
 from eval.settings import Mode, Prime, Selection, Setting
@@ -19,7 +19,9 @@ from services.worker.mixers.gated_attention import FullAttention
 
 __all__ = ["BatchLimits", "NumberedPrompt", "PackRunner"]
 
-TokenScores = list[list[float]]
+# Their difference says which tokens lean on what precedes them.
+_COMPARED_PRIMES = (Prime.START, Prime.DOCUMENT)
+
 Captures = dict[Prime, list[list[CapturedSegment]]]
 
 
@@ -56,15 +58,20 @@ class _Pack:
 
 
 class PackRunner:
-    """Runs packs on one rig. neutral_ids: the prime of `Prime.NEUTRAL`."""
+    """Runs packs on one rig. fixed_primes: token ids of the primes that do not depend on the prompt."""
 
     def __init__(
-        self, rig: Rig, reader: PromptReader, settings: Sequence[Setting], neutral_ids: tuple[int, ...], limits: BatchLimits
+        self,
+        rig: Rig,
+        reader: PromptReader,
+        settings: Sequence[Setting],
+        fixed_primes: Mapping[Prime, tuple[int, ...]],
+        limits: BatchLimits,
     ) -> None:
         self._rig = rig
         self._reader = reader
         self._settings = [setting for setting in settings if setting.mode is not Mode.OFF]
-        self._neutral_ids = neutral_ids
+        self._fixed_primes = fixed_primes
         self._limits = limits
 
     @torch.inference_mode()
@@ -72,7 +79,9 @@ class PackRunner:
         """Every question under full recompute and under all settings."""
         self._rig.arena.rewind(0)
         pack = _Pack(prompts)
-        for prime in {setting.prime for setting in self._settings if not setting.mode.recomputes} | self._extra_primes():
+        for prime in {
+            setting.prime for setting in self._settings if not setting.mode.recomputes
+        } | self._extra_primes():
             pack.captures[prime] = self._capture(prompts, prime)
         outcomes = self._run_reference(pack)
         self._score_tokens(pack)
@@ -93,21 +102,19 @@ class PackRunner:
 
     def _extra_primes(self) -> set[Prime]:
         """Primes that a selection compares."""
-        compared = any(own.refresh and own.refresh.selection is Selection.PRIME_CHANGE for own in self._settings)
-        return {Prime.NONE, Prime.SYSTEM} if compared else set()
+        compared = any(str(Selection.PRIME_CHANGE) in _scores_keys(own) for own in self._settings)
+        return set(_COMPARED_PRIMES) if compared else set()
 
     def _capture(self, prompts: Sequence[NumberedPrompt], prime: Prime) -> list[list[CapturedSegment]]:
         documents = [document for own in prompts for document in own.prompt.documents]
         states: list[PrimeState | None]
         if prime is Prime.NONE:
             states = [None] * len(documents)
-        elif prime is Prime.NEUTRAL:
-            states = self._prime_states([self._neutral_ids]) * len(documents)
+        elif prime in self._fixed_primes:
+            states = self._prime_states([self._fixed_primes[prime]]) * len(documents)
         else:
             own_states = self._prime_states([own.prompt.opening for own in prompts])
-            states = [
-                state for own, state in zip(prompts, own_states, strict=True) for _ in own.prompt.documents
-            ]
+            states = [state for own, state in zip(prompts, own_states, strict=True) for _ in own.prompt.documents]
         segments = iter(capture_segments(self._rig, documents, states, self._plan(prime)))
         return [[next(segments) for _ in own.prompt.documents] for own in prompts]
 
@@ -151,9 +158,9 @@ class PackRunner:
 
     def _score_tokens(self, pack: _Pack) -> None:
         """For every refresh: how much each document token wants renewal."""
-        wanted = {_scores_key(own): own for own in self._settings if own.refresh is not None}
+        wanted = {key: own for own in self._settings for key in _scores_keys(own)}
         for key, setting in wanted.items():
-            if setting.refresh is not None and setting.refresh.selection is Selection.PRIME_CHANGE:
+            if key == Selection.PRIME_CHANGE:
                 for row in range(len(pack.prompts)):
                     pack.scores[row, key] = _prime_changes(self._rig, pack.captures, row)
                 continue
@@ -216,25 +223,26 @@ class PackRunner:
         segments = [] if setting.mode.recomputes else pack.captures[setting.prime][job.row]
         refreshed: Refreshed | None = None
         if setting.refresh is not None:
-            scores = pack.scores[job.row, _scores_key(setting)]
-            refreshed = choose_blocks(own.prompt, setting, segments, scores, seed=own.number)
+            orders = [pack.scores[job.row, key] for key in _scores_keys(setting)]
+            refreshed = choose_blocks(own.prompt, setting, segments, orders, seed=own.number)
         return lay_out(self._rig, own.prompt, setting, segments, refreshed, ANSWER_LIMIT)
 
 
-def _scores_key(setting: Setting) -> str:
-    """Settings with the same key rank tokens by the same pass."""
+def _scores_keys(setting: Setting) -> tuple[str, ...]:
+    """The orders of tokens that a setting's refresh draws from; settings with the same key share the pass behind it."""
     if setting.refresh is None:
-        return ""
+        return ()
     selection = setting.refresh.selection
     if selection is Selection.PRIME_CHANGE:
-        return str(selection)
+        return (str(selection),)
     kind = selection if selection is Selection.ALL_LAYERS else Selection.FIRST_LAYER
-    return f"{kind} {setting.prime} {setting.seam_window} {setting.tail_tokens}"
+    attended = f"{kind} {setting.prime} {setting.seam_window} {setting.tail_tokens}"
+    return (attended, str(Selection.PRIME_CHANGE)) if selection is Selection.BOTH else (attended,)
 
 
 def _by_document(prompt: EvalPrompt, scores: Sequence[float]) -> TokenScores:
     first = len(prompt.opening)
-    found: TokenScores = []
+    found: list[list[float]] = []
     for document in prompt.documents:
         found.append(list(scores[first : first + len(document)]))
         first += len(document)
@@ -242,8 +250,8 @@ def _by_document(prompt: EvalPrompt, scores: Sequence[float]) -> TokenScores:
 
 
 def _prime_changes(rig: Rig, captures: Captures, row: int) -> TokenScores:
-    """How far each token's keys and values move, relative to their size, when a prime stands before the segment."""
-    pairs = zip(captures[Prime.NONE][row], captures[Prime.SYSTEM][row], strict=True)
+    """How far each token's keys and values move, relative to their size, when something else precedes the segment."""
+    pairs = zip(*(captures[prime][row] for prime in _COMPARED_PRIMES), strict=True)
     return [_moved(rig, bare, primed) for bare, primed in pairs]
 
 

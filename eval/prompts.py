@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from train.data import Evidence, PromptEncoder, Question
+from train.data import Document, Evidence, PromptEncoder, Question
 from train.data.prompts import document_text
 
 __all__ = ["EvalPrompt", "EvidenceTokens", "PromptReader", "normalise", "token_f1"]
@@ -59,9 +59,13 @@ class PromptReader:
         for question in questions:
             yield self._read(question)
 
-    def neutral_preamble(self, text: str) -> tuple[int, ...]:
-        """Prime ids of a fixed system prompt, up to where the first document would begin."""
-        return tuple(self.encoder.opening(text))
+    def opening(self, system: str) -> tuple[int, ...]:
+        """Ids of a prompt with this system text up to where the first document begins."""
+        return tuple(self.encoder.opening(system))
+
+    def document(self, title: str, text: str) -> tuple[int, ...]:
+        """Ids of one document with its markers."""
+        return tuple(self.encoder.document(self.encoder.client([document_text(Document(title, text))])[0]))
 
     def text(self, token_ids: Iterable[int]) -> str:
         """Text of answer ids."""

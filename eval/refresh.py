@@ -9,7 +9,9 @@ from eval.layout import Refreshed
 from eval.prompts import EvalPrompt
 from eval.settings import Refresh, Selection, Setting
 
-__all__ = ["Block", "choose_blocks"]
+__all__ = ["Block", "TokenScores", "choose_blocks"]
+
+TokenScores = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +27,22 @@ def choose_blocks(
     prompt: EvalPrompt,
     setting: Setting,
     segments: Sequence[CapturedSegment],
-    token_scores: Sequence[Sequence[float]],
+    orders: Sequence[TokenScores],
     seed: int,
 ) -> Refreshed:
-    """The best blocks that the budget holds.
+    """The best blocks that the budget holds, taken by turns from each order.
 
-    token_scores: one score a token of every document; the higher, the more a token's renewal is wanted.
+    orders: scores of every document's tokens; the higher, the more a token's renewal is wanted.
     """
     refresh = setting.refresh
     if refresh is None:
         raise ValueError("the setting has no refresh")
     budget = refresh.live_share * prompt.document_tokens - _seam_tokens(setting, segments)
     if refresh.selection is Selection.SEGMENTS:
-        return _choose_segments(setting, segments, token_scores, budget)
-    rank = _Ranking(prompt, refresh, token_scores, seed)
-    blocks = sorted(_blocks(setting, refresh, segments), key=rank, reverse=True)
+        return _choose_segments(setting, segments, orders[0], budget)
+    found = list(_blocks(setting, refresh, segments))
+    sorted_blocks = [sorted(found, key=_Ranking(prompt, refresh, scores, seed), reverse=True) for scores in orders]
+    blocks = dict.fromkeys(block for turn in zip(*sorted_blocks, strict=True) for block in turn)
     chosen: dict[int, set[int]] = {index: set() for index in range(len(segments))}
     spent = 0
     for block in blocks:
@@ -74,9 +77,7 @@ def _cost(seam: int, refresh: Refresh, chosen: set[int], block: Block) -> int:
 class _Ranking:
     """A block's score: the sum over its tokens; evidence first for the oracle; chance for random."""
 
-    def __init__(
-        self, prompt: EvalPrompt, refresh: Refresh, token_scores: Sequence[Sequence[float]], seed: int
-    ) -> None:
+    def __init__(self, prompt: EvalPrompt, refresh: Refresh, token_scores: TokenScores, seed: int) -> None:
         self._prompt = prompt
         self._selection = refresh.selection
         self._token_scores = token_scores
@@ -96,7 +97,7 @@ class _Ranking:
 
 
 def _choose_segments(
-    setting: Setting, segments: Sequence[CapturedSegment], token_scores: Sequence[Sequence[float]], budget: float
+    setting: Setting, segments: Sequence[CapturedSegment], token_scores: TokenScores, budget: float
 ) -> Refreshed:
     """Whole documents in order of attention; one that does not fit is passed over."""
     whole: set[int] = set()

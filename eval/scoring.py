@@ -88,9 +88,7 @@ def score_batch(
 
 def _along(batch: PromptBatch, first_logits: torch.Tensor, answers: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Logits that predict each token of the answers."""
-    return [
-        torch.cat([first[None], own[:-1]]) for first, own in zip(first_logits, batch.extend(answers), strict=True)
-    ]
+    return [torch.cat([first[None], own[:-1]]) for first, own in zip(first_logits, batch.extend(answers), strict=True)]
 
 
 def _decode(

@@ -25,10 +25,16 @@ class Mode(StrEnum):
 
 
 class Prime(StrEnum):
-    """What runs ahead of a segment at capture: nothing, a fixed neutral preamble, the prompt's own system part."""
+    """What runs ahead of a segment at capture.
+
+    none: nothing; start: the template's opening of a user message; neutral: a fixed system prompt of no content and that
+    opening; document: the opening and a fixed document of no content; system: the prompt's own system part.
+    """
 
     NONE = "none"
+    START = "start"
     NEUTRAL = "neutral"
+    DOCUMENT = "document"
     SYSTEM = "system"
 
 
@@ -37,7 +43,8 @@ class Selection(StrEnum):
 
     first_layer and all_layers: blocks by the question's attention in the first or in all full-attention layers; random:
     blocks by chance; oracle: blocks that hold the evidence, then by attention; prime_change: blocks whose keys and values
-    differ most between two primes, a choice made at capture; segments: whole documents by attention.
+    differ most between the primes start and document, a choice made at capture; both: by turns the next best of
+    first_layer and of prime_change; segments: whole documents by attention.
     """
 
     FIRST_LAYER = "first_layer"
@@ -45,6 +52,7 @@ class Selection(StrEnum):
     RANDOM = "random"
     ORACLE = "oracle"
     PRIME_CHANGE = "prime_change"
+    BOTH = "both"
     SEGMENTS = "segments"
 
 
@@ -75,15 +83,15 @@ class Setting:
     @property
     def name(self) -> str:
         """Short and unique, for tables and files."""
-        if self.mode is not Mode.COMPOSE:
+        if self.mode.recomputes:
             return str(self.mode)
+        if self.mode is not Mode.COMPOSE:
+            return str(self.mode) if self.prime is Prime.NONE else f"{self.mode} prime {self.prime}"
         name = f"compose w{self.seam_window}"
         if self.tail_tokens:
             name += f"+{self.tail_tokens}"
         name += f" prime {self.prime}"
         refresh = self.refresh
         if refresh is not None:
-            name += (
-                f" refresh {refresh.selection} {refresh.live_share:.0%} b{refresh.block_tokens} r{refresh.replay_tokens}"
-            )
+            name += f" refresh {refresh.selection} {refresh.live_share:.0%} b{refresh.block_tokens} r{refresh.replay_tokens}"
         return name

@@ -1,0 +1,79 @@
+"""The command line of the evaluation: run it, and make tables, plot and page from what it stored."""
+
+import shlex
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from eval.pack import BatchLimits
+from eval.plans import PLANS, Plan
+from eval.records import describe_run, read_record, write_record
+from eval.report import write_report
+from eval.runner import RunOptions, evaluate
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="eval", help="Answer quality of every reuse mode against a full recompute.", add_completion=False
+)
+
+_RESULTS = Path("eval/results")
+_OUTCOMES = _RESULTS / "outcomes.json.gz"
+
+
+class PlanName(StrEnum):
+    """ci, short: two cores; long: one GPU."""
+
+    CI = "ci"
+    SHORT = "short"
+    LONG = "long"
+
+
+@app.command()
+def run(
+    checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = Path("models/demo"),
+    plan: Annotated[PlanName, typer.Option(help="Which questions and settings.")] = PlanName.SHORT,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    workers: Annotated[int, typer.Option(help="Processes; each loads a model of its own.")] = 2,
+    seconds: Annotated[float, typer.Option(help="No pack of questions begins after this time.")] = 420.0,
+    scale: Annotated[float, typer.Option(help="Factor on the number of questions.")] = 1.0,
+    out: Annotated[Path, typer.Option(help="Where the raw outcomes go.")] = _OUTCOMES,
+) -> None:
+    """Ask questions under reuse modes and store every outcome; `report` makes the tables of the long plan."""
+    began = time.monotonic()
+    chosen: Plan = PLANS[plan.value]
+    options = RunOptions(
+        checkpoint=checkpoint,
+        device=device,
+        stages=chosen.stages(seconds, scale),
+        pack_prompts=4 if device == "cpu" else 6,
+        workers=workers,
+        arena_tokens=100_000 if device == "cpu" else 600_000,
+        limits=BatchLimits(8_192, 128) if device == "cpu" else BatchLimits(40_000, 256),
+    )
+    outcomes = evaluate(options)
+    elapsed = time.monotonic() - began
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {workers} workers"
+    command = shlex.join(["hypic", "eval", "run", *sys.argv[2:]])
+    sets = sorted((own for stage in options.stages for own in stage.sets), key=lambda own: own.count)
+    largest = {own.kind: own for own in sets}
+    record = describe_run(name, command, elapsed, list(largest.values()), outcomes)
+    write_record(out, record)
+    print(f"{len({own.question for own in outcomes})} questions, {len(outcomes)} answers in {elapsed:.0f} s → {out}")
+    if plan is not PlanName.LONG:
+        print(write_report(record, checkpoint, out.with_name(plan.value)))
+
+
+@app.command()
+def report(
+    record: Annotated[Path, typer.Argument(help="A file that `run` wrote.")],
+    checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = Path("models/demo"),
+    name: Annotated[str, typer.Option(help="Files are named so.")] = "demo",
+) -> None:
+    """Tables, rows, failures and plot from stored outcomes, into eval/results."""
+    print(write_report(read_record(record), checkpoint, _RESULTS / name))

@@ -1,0 +1,85 @@
+"""Named lists of settings."""
+
+from enum import StrEnum
+
+from eval.settings import Mode, Prime, Refresh, Selection, Setting
+
+__all__ = ["DEFAULT_SETTING", "PUBLISHED", "PUBLISHED_UNPRIMED", "Preset", "settings_of"]
+
+# As its authors run it: the system part ahead of every segment at capture, eight tokens recomputed.
+PUBLISHED = Setting(Mode.COMPOSE, Prime.SYSTEM, 8)
+PUBLISHED_UNPRIMED = Setting(Mode.COMPOSE, Prime.NONE, 8)
+DEFAULT_SETTING = Setting(Mode.COMPOSE, Prime.START, 8)
+_SEAM_WINDOWS = (0, 8, 16, 32, 64)
+_MAIN_PRIMES = (Prime.NONE, Prime.START, Prime.SYSTEM)
+_LIVE_SHARES = (0.12, 0.15, 0.2, 0.25, 0.3, 0.4)
+
+
+class Preset(StrEnum):
+    """core: what every question of a long run is asked under; short: what two cores run in minutes; full: everything."""
+
+    CI = "ci"
+    CORE = "core"
+    SHORT = "short"
+    FULL = "full"
+
+
+def settings_of(preset: Preset) -> tuple[Setting, ...]:
+    """The settings of a preset; full recompute always runs beside them."""
+    if preset is Preset.CI:
+        return (Setting(Mode.TRANSITION_ROPE), PUBLISHED_UNPRIMED, DEFAULT_SETTING)
+    if preset is Preset.SHORT:
+        return (
+            *_ablations(Prime.START),
+            PUBLISHED_UNPRIMED,
+            DEFAULT_SETTING,
+            Setting(Mode.COMPOSE, Prime.START, 32),
+            _refreshed(Refresh(Selection.FIRST_LAYER, 0.25), Prime.START),
+        )
+    if preset is Preset.CORE:
+        return (
+            *_ablations(Prime.NONE)[:3],
+            *_ablations(Prime.SYSTEM)[:3],
+            PUBLISHED_UNPRIMED,
+            PUBLISHED,
+            DEFAULT_SETTING,
+            *(Setting(Mode.COMPOSE, Prime.SYSTEM, seam) for seam in (16, 32)),
+            *(_refreshed(Refresh(selection, share)) for selection in _GOOD for share in (0.15, 0.3)),
+            *(_refreshed(Refresh(selection, share), seam=0) for selection in _GOOD[1:] for share in (0.15, 0.3)),
+        )
+    return (
+        Setting(Mode.EXACT),
+        *(own for prime in (Prime.NONE, Prime.SYSTEM) for own in _ablations(prime)),
+        *(Setting(Mode.COMPOSE, prime, seam) for prime in _MAIN_PRIMES for seam in _SEAM_WINDOWS),
+        *(Setting(Mode.COMPOSE, prime, seam) for prime in (Prime.NEUTRAL, Prime.DOCUMENT) for seam in (0, 8, 32)),
+        *(Setting(Mode.COMPOSE, Prime.SYSTEM, seam, tail) for seam, tail in ((0, 8), (8, 8), (16, 16))),
+        *_refreshes(),
+    )
+
+
+_GOOD = (Selection.FIRST_LAYER, Selection.PRIME_CHANGE, Selection.BOTH)
+
+
+def _ablations(prime: Prime) -> tuple[Setting, ...]:
+    """Whole segments as stored. Under a prime that the model needs, what is lost is lost by the composition itself."""
+    modes = (Mode.ADDITION, Mode.TRANSITION, Mode.TRANSITION_ROPE, Mode.LAST_STATE, Mode.TAIL_REPLAY)
+    return tuple(Setting(mode, prime) for mode in modes)
+
+
+def _refreshed(refresh: Refresh, prime: Prime = Prime.SYSTEM, seam: int = 8) -> Setting:
+    return Setting(Mode.COMPOSE, prime, seam, refresh=refresh)
+
+
+def _refreshes() -> tuple[Setting, ...]:
+    first = Selection.FIRST_LAYER
+    return (
+        *(_refreshed(Refresh(first, share)) for share in _LIVE_SHARES),
+        *(_refreshed(Refresh(selection, 0.25)) for selection in Selection if selection is not first),
+        *(_refreshed(Refresh(selection, 0.5)) for selection in (Selection.SEGMENTS, *_GOOD)),
+        *(_refreshed(Refresh(selection, 0.15)) for selection in _GOOD[1:]),
+        *(_refreshed(Refresh(first, 0.25, block_tokens)) for block_tokens in (8, 32)),
+        *(_refreshed(Refresh(first, 0.25, 16, replay)) for replay in (0, 32)),
+        *(_refreshed(Refresh(first, 0.25), prime) for prime in (Prime.NONE, Prime.START)),
+        *(_refreshed(Refresh(selection, share), seam=0) for selection in _GOOD[1:] for share in (0.08, 0.2)),
+        *(_refreshed(Refresh(selection, 0.3), seam=16) for selection in _GOOD[1:]),
+    )

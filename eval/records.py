@@ -1,0 +1,85 @@
+"""The raw outcomes of a run as a compressed file, so that tables can be made elsewhere."""
+
+import gzip
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from eval.question_sets import QuestionSet, SetKind
+from eval.scoring import Outcome, Scores
+
+__all__ = ["RunRecord", "describe_run", "read_record", "write_record"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Where, when and how a run was made, and its outcomes. seconds: wall time of the whole run."""
+
+    device: str
+    date: str
+    versions: dict[str, str]
+    command: str
+    seconds: float
+    sets: tuple[QuestionSet, ...]
+    outcomes: tuple[Outcome, ...]
+
+
+def describe_run(
+    device: str, command: str, seconds: float, sets: Sequence[QuestionSet], outcomes: Sequence[Outcome]
+) -> RunRecord:
+    """A record of a run that ended just now."""
+    versions = {"python": platform.python_version(), "torch": version("torch")}
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    return RunRecord(device, date, versions, command, seconds, tuple(sets), tuple(outcomes))
+
+
+def write_record(path: Path, record: RunRecord) -> None:
+    """Store a record; settings are written once, one row an outcome."""
+    settings = list(dict.fromkeys(own.setting for own in record.outcomes))
+    index = {setting: place for place, setting in enumerate(settings)}
+    rows = [
+        [
+            own.question,
+            index[own.setting],
+            own.live_tokens,
+            own.document_tokens,
+            int(own.scores.exact),
+            round(own.scores.f1, 4),
+            int(own.scores.agrees),
+            round(own.scores.divergence, 6),
+            own.scores.answer,
+        ]
+        for own in record.outcomes
+    ]
+    content = {
+        "device": record.device,
+        "date": record.date,
+        "versions": record.versions,
+        "command": record.command,
+        "seconds": record.seconds,
+        "sets": [asdict(chosen) for chosen in record.sets],
+        "settings": settings,
+        "outcomes": rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        json.dump(content, file)
+
+
+def read_record(path: Path) -> RunRecord:
+    """The content of a record file."""
+    with gzip.open(path, "rt") as file:
+        content = json.load(file)
+    settings = content["settings"]
+    outcomes = tuple(
+        Outcome(row[0], settings[row[1]], Scores(row[8], bool(row[4]), row[5], bool(row[6]), row[7]), row[2], row[3])
+        for row in content["outcomes"]
+    )
+    sets = tuple(QuestionSet(SetKind(own["kind"]), own["count"], own["seed"]) for own in content["sets"])
+    return RunRecord(
+        content["device"], content["date"], content["versions"], content["command"], content["seconds"], sets, outcomes
+    )

@@ -1,0 +1,122 @@
+"""Rows, tables, failures and plot of one run."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from bench.results import Row, write_results
+from eval.failures import find_flips, flip_rates
+from eval.pack import NumberedPrompt
+from eval.plot import draw_front
+from eval.presets import DEFAULT_SETTING, PUBLISHED, PUBLISHED_UNPRIMED
+from eval.question_sets import SetKind
+from eval.records import RunRecord
+from eval.runner import load_prompts
+from eval.settings import Mode
+from eval.statistics import Summary, summarise
+
+__all__ = ["ALL", "ALL_SHORT_DOCUMENTS", "write_report"]
+
+# Every set of prompts that hold 8 to 16 documents of ordinary length.
+ALL_SHORT_DOCUMENTS = "all sets but long"
+ALL = "all"
+_FLIPS_KEPT = 60
+
+
+def write_report(record: RunRecord, checkpoint: Path, stem: Path) -> str:
+    """Write `stem`.json (rows), _failures.json, .md and .png; returns the tables."""
+    prompts = {own.number: own for own in load_prompts(checkpoint, record.sets)}
+    asked = {own.question for own in record.outcomes}
+    groups = _groups(record, [prompts[number] for number in asked])
+    summaries = summarise(record.outcomes, groups)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    rows = [row for own in summaries for row in _rows(own)]
+    path = stem.with_suffix(".json")
+    written = write_results(path, record.command, record.device, rows)
+    content = asdict(replace(written, date=record.date, versions=record.versions))
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    _write_failures(record, prompts, stem.with_name(f"{stem.name}_failures.json"))
+    tables = render_tables(summaries, tuple(groups))
+    stem.with_suffix(".md").write_text(tables)
+    draw_front([own for own in summaries if own.group == ALL_SHORT_DOCUMENTS], stem.with_suffix(".png"))
+    return tables
+
+
+def _groups(record: RunRecord, prompts: Sequence[NumberedPrompt]) -> dict[str, Collection[int]]:
+    """All questions, the sets of ordinary documents, each set, each type on the ordinary documents."""
+    groups: dict[str, set[int]] = {ALL_SHORT_DOCUMENTS: set()}
+    for chosen in record.sets:
+        numbers = set(chosen.numbers)
+        groups[f"set {chosen.kind}"] = numbers
+        if chosen.kind is not SetKind.LONG:
+            groups[ALL_SHORT_DOCUMENTS] |= numbers
+    for own in sorted(prompts, key=lambda prompt: prompt.prompt.type):
+        if own.number in groups[ALL_SHORT_DOCUMENTS]:
+            groups.setdefault(f"type {own.prompt.type}", set()).add(own.number)
+    return {name: frozenset(numbers) for name, numbers in groups.items()}
+
+
+def _rows(own: Summary) -> list[Row]:
+    name = f"{own.setting} / {own.group}"
+    rows = [
+        Row(f"{name} / exact match", round(100 * own.exact, 3), "%", _reach(own), "higher"),
+        Row(f"{name} / points lost", round(own.loss.value, 3), "points", None, "lower"),
+    ]
+    if own.group.startswith("type "):
+        return rows
+    return [
+        *rows,
+        Row(f"{name} / points lost, low end", round(own.loss.low, 3), "points", None, "lower"),
+        Row(f"{name} / points lost, high end", round(own.loss.high, 3), "points", None, "lower"),
+        Row(f"{name} / token F1", round(100 * own.f1, 3), "%", None, "higher"),
+        Row(f"{name} / agreement", round(100 * own.agreement, 3), "%", None, "higher"),
+        Row(f"{name} / divergence", round(own.divergence, 6), "nats/token", None, "lower"),
+        Row(f"{name} / live share", round(100 * own.live_share, 3), "%", None, "lower"),
+        Row(f"{name} / questions", own.questions, "questions", None, "higher"),
+    ]
+
+
+def _reach(own: Summary) -> float | None:
+    reaches = {"type one_fact": 95.0, "type two_documents": 80.0}
+    return reaches.get(own.group) if own.setting == Mode.OFF else None
+
+
+def render_tables(summaries: Sequence[Summary], groups: Sequence[str]) -> str:
+    """One table of all settings on the ordinary documents, one of points lost by set and type."""
+    columns = ("setting", "live", "exact", "F1", "agreement", "KL", "points lost", "n")
+    head = f"| {' | '.join(columns)} |\n| --- |{' ---: |' * (len(columns) - 1)}\n"
+    overall = head + "\n".join(_line(own) for own in summaries if own.group == ALL_SHORT_DOCUMENTS)
+    others = [group for group in groups if group != ALL_SHORT_DOCUMENTS]
+    names = " | ".join(group.split(" ", 1)[1] for group in others)
+    by_group = f"| setting | {names} |\n| --- |{' ---: |' * len(others)}\n"
+    lost = {(own.setting, own.group): f"{own.loss.value:.1f}" for own in summaries}
+    for setting in dict.fromkeys(own.setting for own in summaries):
+        by_group += f"| {setting} | " + " | ".join(lost.get((setting, group), "") for group in others) + " |\n"
+    return f"{overall}\n\nPoints lost by set and by type:\n\n{by_group}"
+
+
+def _line(own: Summary) -> str:
+    loss = f"{own.loss.value:.2f} [{own.loss.low:.2f}, {own.loss.high:.2f}]"
+    figures = f"{100 * own.live_share:.1f} % | {100 * own.exact:.1f} | {100 * own.f1:.1f} | {100 * own.agreement:.1f}"
+    return f"| {own.setting} | {figures} | {own.divergence:.4f} | {loss} | {own.questions} |"
+
+
+def _write_failures(record: RunRecord, prompts: Mapping[int, NumberedPrompt], path: Path) -> None:
+    """Flip rates by where the evidence stands, and some flips of each of the settings that matter most."""
+    watched = [own.name for own in (PUBLISHED_UNPRIMED, PUBLISHED, DEFAULT_SETTING)]
+    asked = {own.setting for own in record.outcomes}
+    watched += sorted(name for name in asked if "refresh first_layer 25% b16 r8" in name)
+    watched = [name for name in watched if name in asked]
+    flips = find_flips(record.outcomes, prompts, watched)
+    kept = [flip for name in watched for flip in [own for own in flips if own.setting == name][:_FLIPS_KEPT]]
+    directions = {
+        name: {
+            "broken": sum(own.broken for own in flips if own.setting == name),
+            "mended": sum(not own.broken for own in flips if own.setting == name),
+        }
+        for name in watched
+    }
+    rates = [asdict(rate) for rate in flip_rates(record.outcomes, prompts, watched)]
+    content = {"directions": directions, "rates": rates, "flips": [asdict(flip) for flip in kept]}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
