@@ -12,7 +12,7 @@ import typer
 
 from eval.pack import BatchLimits
 from eval.plans import PLANS, Plan
-from eval.records import describe_run, read_record, write_record
+from eval.records import describe_run, merge_records, read_record, write_record
 from eval.report import write_report
 from eval.runner import RunOptions, evaluate
 
@@ -27,11 +27,12 @@ _OUTCOMES = _RESULTS / "outcomes.json.gz"
 
 
 class PlanName(StrEnum):
-    """ci, short: two cores; long: one GPU."""
+    """ci, short: two cores; long: one GPU, all settings; confirm: one GPU, few settings on thousands of questions."""
 
     CI = "ci"
     SHORT = "short"
     LONG = "long"
+    CONFIRM = "confirm"
 
 
 @app.command()
@@ -51,10 +52,10 @@ def run(
         checkpoint=checkpoint,
         device=device,
         stages=chosen.stages(seconds, scale),
-        pack_prompts=4 if device == "cpu" else 6,
+        pack_prompts=4 if device == "cpu" else 12,
         workers=workers,
         arena_tokens=100_000 if device == "cpu" else 600_000,
-        limits=BatchLimits(8_192, 128) if device == "cpu" else BatchLimits(40_000, 256),
+        limits=BatchLimits(8_192, 128) if device == "cpu" else BatchLimits(80_000, 400),
     )
     outcomes = evaluate(options)
     elapsed = time.monotonic() - began
@@ -65,15 +66,15 @@ def run(
     record = describe_run(name, command, elapsed, list(largest.values()), outcomes)
     write_record(out, record)
     print(f"{len({own.question for own in outcomes})} questions, {len(outcomes)} answers in {elapsed:.0f} s → {out}")
-    if plan is not PlanName.LONG:
+    if plan in (PlanName.CI, PlanName.SHORT):
         print(write_report(record, checkpoint, out.with_name(plan.value)))
 
 
 @app.command()
 def report(
-    record: Annotated[Path, typer.Argument(help="A file that `run` wrote.")],
+    records: Annotated[list[Path], typer.Argument(help="Files that `run` wrote, of one checkpoint.")],
     checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = Path("models/demo"),
     name: Annotated[str, typer.Option(help="Files are named so.")] = "demo",
 ) -> None:
     """Tables, rows, failures and plot from stored outcomes, into eval/results."""
-    print(write_report(read_record(record), checkpoint, _RESULTS / name))
+    print(write_report(merge_records([read_record(path) for path in records]), checkpoint, _RESULTS / name))

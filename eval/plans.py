@@ -48,6 +48,7 @@ PLANS: Mapping[str, Plan] = {
             ),
         )
     ),
+    "confirm": Plan((_PlannedStage(Preset.CONFIRM, {SetKind.STANDARD: 4400, SetKind.LONG: 400}, 1.0),)),
     "long": Plan(
         (
             _PlannedStage(

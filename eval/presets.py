@@ -16,9 +16,12 @@ _LIVE_SHARES = (0.12, 0.15, 0.2, 0.25, 0.3, 0.4)
 
 
 class Preset(StrEnum):
-    """core: what every question of a long run is asked under; short: what two cores run in minutes; full: everything."""
+    """ci: what a test holds; confirm: what the choice of the default rests on; core: what every question of a long run is
+    asked under; short: what two cores run in minutes; full: everything.
+    """
 
     CI = "ci"
+    CONFIRM = "confirm"
     CORE = "core"
     SHORT = "short"
     FULL = "full"
@@ -28,6 +31,14 @@ def settings_of(preset: Preset) -> tuple[Setting, ...]:
     """The settings of a preset; full recompute always runs beside them."""
     if preset is Preset.CI:
         return (Setting(Mode.TRANSITION_ROPE), PUBLISHED_UNPRIMED, DEFAULT_SETTING)
+    if preset is Preset.CONFIRM:
+        return (
+            PUBLISHED_UNPRIMED,
+            PUBLISHED,
+            Setting(Mode.COMPOSE, Prime.START, 8),
+            _refreshed(Refresh(Selection.PRIME_CHANGE, 0.15), Prime.START),
+            *(_refreshed(Refresh(Selection.BOTH, share), Prime.START) for share in (0.15, 0.3)),
+        )
     if preset is Preset.SHORT:
         return (
             *_ablations(Prime.START),

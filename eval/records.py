@@ -12,7 +12,7 @@ from pathlib import Path
 from eval.question_sets import QuestionSet, SetKind
 from eval.scoring import Outcome, Scores
 
-__all__ = ["RunRecord", "describe_run", "read_record", "write_record"]
+__all__ = ["RunRecord", "describe_run", "merge_records", "read_record", "write_record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +82,28 @@ def read_record(path: Path) -> RunRecord:
     sets = tuple(QuestionSet(SetKind(own["kind"]), own["count"], own["seed"]) for own in content["sets"])
     return RunRecord(
         content["device"], content["date"], content["versions"], content["command"], content["seconds"], sets, outcomes
+    )
+
+
+def merge_records(records: Sequence[RunRecord]) -> RunRecord:
+    """Several runs of one checkpoint as one; of an outcome that several hold, the first counts.
+
+    Raises:
+        ValueError: the runs asked different questions under the same numbers.
+    """
+    first = records[0]
+    sets: dict[SetKind, QuestionSet] = {}
+    for chosen in sorted((own for record in records for own in record.sets), key=lambda own: own.count):
+        if chosen.kind in sets and sets[chosen.kind].seed != chosen.seed:
+            raise ValueError(f"the runs' {chosen.kind} questions come from different seeds")
+        sets[chosen.kind] = chosen
+    unique = {(own.question, own.setting): own for record in reversed(records) for own in record.outcomes}
+    return RunRecord(
+        device=first.device,
+        date=max(record.date for record in records),
+        versions=first.versions,
+        command=" && ".join(record.command for record in records),
+        seconds=sum(record.seconds for record in records),
+        sets=tuple(sets.values()),
+        outcomes=tuple(sorted(unique.values(), key=lambda own: own.question)),
     )
