@@ -75,6 +75,22 @@ def up(
         raise typer.Exit(2) from error
 
 
+@app.command("eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def evaluate(context: typer.Context) -> None:
+    """Measure answer quality of reuse modes against a full recompute. See `hypic eval --help`."""
+    from eval.cli import app as evaluation
+
+    evaluation(args=context.args, prog_name="hypic eval")
+
+
+@app.command()
+def bench() -> None:
+    """Measure the CPU stack on the demo model; writes bench/results/cpu.json. Run it from the repository."""
+    from bench.__main__ import main as measure
+
+    measure()
+
+
 @app.command()
 def run(
     question: Annotated[str, typer.Argument(help="What to ask.")],
