@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -80,6 +81,8 @@ def evaluate(context: typer.Context) -> None:
     """Measure answer quality of reuse modes against a full recompute. See `hypic eval --help`."""
     from eval.cli import app as evaluation
 
+    # The evaluation writes its own command line into what it stores.
+    sys.argv = ["eval", *context.args]
     evaluation(args=context.args, prog_name="hypic eval")
 
 
