@@ -36,7 +36,7 @@ def _transformers() -> Any:  # noqa: ANN401 # transformers ships no types
         warnings.simplefilter("ignore")
         import transformers
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call] # ships no types
+    transformers.utils.logging.disable_progress_bar()
     return transformers
 
 
