@@ -1,6 +1,7 @@
 """Generates the Python modules of proto/ in place. With --check: fails when the committed ones are out of date."""
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +15,8 @@ def generate(target: Path) -> list[Path]:
     """Write modules and stubs below `target`; returns their paths relative to it."""
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.proto"))
     outputs = [f"--{kind}_out={target}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    # protoc looks for its mypy plugins on the path; they lie beside the running interpreter.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     include = Path(protoc.__file__).parent / "_proto"
     status = protoc.main(["protoc", f"-I{ROOT}", f"-I{include}", *outputs, *sources])
     if status:
