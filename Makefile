@@ -31,6 +31,7 @@ check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of g
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_docs.py --check
 	$(BIN)/python -m bench.docs --check
+	$(BIN)/python -m eval.docs --check
 	$(BIN)/python scripts/generate_proto.py --check
 
 bench: $(DEVELOPMENT) ## Measure the CPU stack on the demo model; writes bench/results/cpu.json and its table.

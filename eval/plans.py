@@ -40,7 +40,7 @@ class Plan:
 
 
 PLANS: Mapping[str, Plan] = {
-    "ci": Plan((_PlannedStage(Preset.CI, {SetKind.STANDARD: 16, SetKind.REFERENCES: 12, SetKind.PASSAGES: 12}, 1.0),)),
+    "ci": Plan((_PlannedStage(Preset.CI, {SetKind.STANDARD: 16, SetKind.REFERENCES: 16, SetKind.PASSAGES: 8}, 1.0),)),
     "short": Plan(
         (
             _PlannedStage(

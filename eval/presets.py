@@ -9,7 +9,7 @@ __all__ = ["DEFAULT_SETTING", "PUBLISHED", "PUBLISHED_UNPRIMED", "Preset", "sett
 # As its authors run it: the system part ahead of every segment at capture, eight tokens recomputed.
 PUBLISHED = Setting(Mode.COMPOSE, Prime.SYSTEM, 8)
 PUBLISHED_UNPRIMED = Setting(Mode.COMPOSE, Prime.NONE, 8)
-DEFAULT_SETTING = Setting(Mode.COMPOSE, Prime.START, 8)
+DEFAULT_SETTING = Setting(Mode.COMPOSE, Prime.START, 32)
 _SEAM_WINDOWS = (0, 8, 16, 32, 64)
 _MAIN_PRIMES = (Prime.NONE, Prime.START, Prime.SYSTEM)
 _LIVE_SHARES = (0.12, 0.15, 0.2, 0.25, 0.3, 0.4)
@@ -30,12 +30,13 @@ class Preset(StrEnum):
 def settings_of(preset: Preset) -> tuple[Setting, ...]:
     """The settings of a preset; full recompute always runs beside them."""
     if preset is Preset.CI:
-        return (Setting(Mode.TRANSITION_ROPE), PUBLISHED_UNPRIMED, DEFAULT_SETTING)
+        return (Setting(Mode.TRANSITION_ROPE, Prime.START), DEFAULT_SETTING)
     if preset is Preset.CONFIRM:
         return (
             PUBLISHED_UNPRIMED,
             PUBLISHED,
             Setting(Mode.COMPOSE, Prime.START, 8),
+            DEFAULT_SETTING,
             _refreshed(Refresh(Selection.PRIME_CHANGE, 0.15), Prime.START),
             *(_refreshed(Refresh(Selection.BOTH, share), Prime.START) for share in (0.15, 0.3)),
         )
@@ -44,8 +45,7 @@ def settings_of(preset: Preset) -> tuple[Setting, ...]:
             *_ablations(Prime.START),
             PUBLISHED_UNPRIMED,
             DEFAULT_SETTING,
-            Setting(Mode.COMPOSE, Prime.START, 32),
-            _refreshed(Refresh(Selection.FIRST_LAYER, 0.25), Prime.START),
+            _refreshed(Refresh(Selection.BOTH, 0.3), Prime.START),
         )
     if preset is Preset.CORE:
         return (

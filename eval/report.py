@@ -13,14 +13,13 @@ from eval.presets import DEFAULT_SETTING, PUBLISHED, PUBLISHED_UNPRIMED
 from eval.question_sets import SetKind
 from eval.records import RunRecord
 from eval.runner import load_prompts
-from eval.settings import Mode
+from eval.settings import Mode, Prime, Refresh, Selection, Setting
 from eval.statistics import Summary, summarise
 
-__all__ = ["ALL", "ALL_SHORT_DOCUMENTS", "write_report"]
+__all__ = ["MAIN_GROUP", "write_report"]
 
-# Every set of prompts that hold 8 to 16 documents of ordinary length.
-ALL_SHORT_DOCUMENTS = "all sets but long"
-ALL = "all"
+# Settings were asked different numbers of questions of the sets, so that only figures within one set compare.
+MAIN_GROUP = f"set {SetKind.STANDARD}"
 _FLIPS_KEPT = 60
 
 
@@ -39,22 +38,18 @@ def write_report(record: RunRecord, checkpoint: Path, stem: Path) -> str:
     _write_failures(record, prompts, stem.with_name(f"{stem.name}_failures.json"))
     tables = render_tables(summaries, tuple(groups))
     stem.with_suffix(".md").write_text(tables)
-    draw_front([own for own in summaries if own.group == ALL_SHORT_DOCUMENTS], stem.with_suffix(".png"))
+    draw_front([own for own in summaries if own.group == MAIN_GROUP], stem.with_suffix(".png"))
     return tables
 
 
 def _groups(record: RunRecord, prompts: Sequence[NumberedPrompt]) -> dict[str, Collection[int]]:
-    """All questions, the sets of ordinary documents, each set, each type on the ordinary documents."""
-    groups: dict[str, set[int]] = {ALL_SHORT_DOCUMENTS: set()}
-    for chosen in record.sets:
-        numbers = set(chosen.numbers)
-        groups[f"set {chosen.kind}"] = numbers
-        if chosen.kind is not SetKind.LONG:
-            groups[ALL_SHORT_DOCUMENTS] |= numbers
-    for own in sorted(prompts, key=lambda prompt: prompt.prompt.type):
-        if own.number in groups[ALL_SHORT_DOCUMENTS]:
-            groups.setdefault(f"type {own.prompt.type}", set()).add(own.number)
-    return {name: frozenset(numbers) for name, numbers in groups.items()}
+    """Each set, and each type of question on the standard set."""
+    groups: dict[str, set[int]] = {f"set {chosen.kind}": set(chosen.numbers) for chosen in record.sets}
+    types: dict[str, set[int]] = {}
+    for own in prompts:
+        if own.number in groups[MAIN_GROUP]:
+            types.setdefault(f"type {own.prompt.type}", set()).add(own.number)
+    return {name: frozenset(numbers) for name, numbers in [*sorted(groups.items()), *sorted(types.items())]}
 
 
 def _rows(own: Summary) -> list[Row]:
@@ -83,11 +78,11 @@ def _reach(own: Summary) -> float | None:
 
 
 def render_tables(summaries: Sequence[Summary], groups: Sequence[str]) -> str:
-    """One table of all settings on the ordinary documents, one of points lost by set and type."""
+    """One table of all settings on the standard set, one of points lost by set and type."""
     columns = ("setting", "live", "exact", "F1", "agreement", "KL", "points lost", "n")
     head = f"| {' | '.join(columns)} |\n| --- |{' ---: |' * (len(columns) - 1)}\n"
-    overall = head + "\n".join(_line(own) for own in summaries if own.group == ALL_SHORT_DOCUMENTS)
-    others = [group for group in groups if group != ALL_SHORT_DOCUMENTS]
+    overall = head + "\n".join(_line(own) for own in summaries if own.group == MAIN_GROUP)
+    others = [group for group in groups if group != MAIN_GROUP]
     names = " | ".join(group.split(" ", 1)[1] for group in others)
     by_group = f"| setting | {names} |\n| --- |{' ---: |' * len(others)}\n"
     lost = {(own.setting, own.group): f"{own.loss.value:.1f}" for own in summaries}
@@ -104,10 +99,9 @@ def _line(own: Summary) -> str:
 
 def _write_failures(record: RunRecord, prompts: Mapping[int, NumberedPrompt], path: Path) -> None:
     """Flip rates by where the evidence stands, and some flips of each of the settings that matter most."""
-    watched = [own.name for own in (PUBLISHED_UNPRIMED, PUBLISHED, DEFAULT_SETTING)]
     asked = {own.setting for own in record.outcomes}
-    watched += sorted(name for name in asked if "refresh first_layer 25% b16 r8" in name)
-    watched = [name for name in watched if name in asked]
+    refreshed = Setting(Mode.COMPOSE, Prime.START, 8, refresh=Refresh(Selection.BOTH, 0.3))
+    watched = [own.name for own in (PUBLISHED_UNPRIMED, PUBLISHED, DEFAULT_SETTING, refreshed) if own.name in asked]
     flips = find_flips(record.outcomes, prompts, watched)
     kept = [flip for name in watched for flip in [own for own in flips if own.setting == name][:_FLIPS_KEPT]]
     directions = {
