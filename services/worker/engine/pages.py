@@ -56,9 +56,9 @@ class PageAllocator:
                 del self._references[page]
                 insort(self._free, page)
 
-    def is_sole_reference(self, pages: Iterable[int]) -> bool:
-        """Whether releasing these pages once would free every one of them."""
-        return all(self._references[page] == 1 for page in pages)
+    def num_references(self, page: int) -> int:
+        """How often a page must be released before it is free."""
+        return self._references.get(page, 0)
 
     def check_integrity(self, holdings: Iterable[Sequence[int]]) -> None:
         """Every reference has a holder, and every page is either free or held.

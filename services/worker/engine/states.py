@@ -1,5 +1,6 @@
 """Stored states: segment states and prefix snapshots, and the worker's store of them."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -137,20 +138,25 @@ class StateStore:
     def make_room(self, num_pages: int, protected: Collection[bytes] = ()) -> bool:
         """Evict states until so many pages are free; evicts nothing when that cannot be reached. Returns whether it was.
 
-        Pages that running prompts share are not freed by an eviction, so such states stay, and so do `protected` keys.
+        A page is freed with the last state that holds it (snapshots of one conversation share theirs), and not at all
+        while a running prompt shares it; states whose eviction frees nothing stay, and so do `protected` keys.
         """
         missing = num_pages - self._pages.num_free
         victims: list[bytes] = []
+        given_up: Counter[int] = Counter()
+        freed: set[int] = set()
         for key, state in self._states.items():
-            if missing <= 0:
+            if len(freed) >= missing:
                 break
-            if key not in protected and self._pages.is_sole_reference(state.pages):
+            if key not in protected:
                 victims.append(key)
-                missing -= len(state.pages)
-        if missing > 0:
+                given_up.update(state.pages)
+                freed.update(page for page in state.pages if given_up[page] == self._pages.num_references(page))
+        if len(freed) < missing:
             return False
         for key in victims:
-            self.drop(key)
+            if not freed.isdisjoint(self._states[key].pages):
+                self.drop(key)
         return True
 
     def drop(self, key: bytes) -> bool:

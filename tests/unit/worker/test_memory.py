@@ -148,6 +148,34 @@ def test_room_is_made_only_where_it_helps() -> None:
     assert store.make_room(4)
 
 
+def test_states_that_share_pages_make_room_together() -> None:
+    """Snapshots of one conversation share its first pages: these are free once the last of them has gone."""
+    pages = PageAllocator(6, 16)
+    store = StateStore(pages, 1 << 20, 64)
+    first, second = pages.allocate(2), pages.allocate(1)
+    pages.retain(first)
+    store.put(b"turn 1", _prefix(first))
+    store.put(b"turn 2", _prefix(first + second))
+    store.put(b"other", _segment(pages.allocate(1)))
+    assert not store.make_room(6, protected={b"turn 2"})
+    assert store.make_room(5)
+    assert [name in store for name in (b"turn 1", b"turn 2", b"other")] == [False, False, True]
+    assert pages.num_free == 5
+    store.check_integrity()
+
+
+def test_a_state_whose_eviction_frees_nothing_stays() -> None:
+    pages = PageAllocator(6, 16)
+    store = StateStore(pages, 1 << 20, 64)
+    first, second = pages.allocate(2), pages.allocate(1)
+    pages.retain(first)
+    store.put(b"turn 1", _prefix(first))
+    store.put(b"turn 2", _prefix(first + second))
+    store.put(b"other", _segment(pages.allocate(1)))
+    assert store.make_room(3, protected={b"turn 2"})
+    assert [name in store for name in (b"turn 1", b"turn 2", b"other")] == [True, True, False]
+
+
 def test_states_are_found_by_key_kind_and_tokens() -> None:
     pages = PageAllocator(8, 16)
     store = StateStore(pages, 1 << 20, 64)
