@@ -27,6 +27,7 @@ class Reason(StrEnum):
     CAPTURE_FAILED = "capture_failed"
     COMPUTED_ELSEWHERE = "computed_elsewhere"
     STATE_DROPPED = "state_dropped"
+    NO_ROOM = "no_room"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from services.worker.adapters.served_model import ServedModel
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
+from services.worker.engine.pages import NoRoomError
 from services.worker.mixers.gated_attention import FullAttentionShape
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.errors import CheckpointError
@@ -20,7 +21,7 @@ def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
     """Load the weights and allocate the pools.
 
     Raises:
-        CheckpointError: the weights cannot be served, or the device is not there.
+        CheckpointError: the weights cannot be served, the device is not there, or the pages are too few.
     """
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise CheckpointError(f"HYPIC_WORKER_DEVICE is {settings.device} but torch sees no GPU; set it to cpu")
@@ -43,7 +44,13 @@ def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
         layer_tokens=settings.layer_tokens,
         capture_tokens=settings.capture_tokens,
     )
-    return Engine(EngineContext.create(model, memory, profile, settings.state_bytes), limits)
+    try:
+        return Engine(EngineContext.create(model, memory, profile, settings.state_bytes), limits)
+    except NoRoomError as error:
+        raise CheckpointError(
+            f"HYPIC_WORKER_PAGE_BYTES of {settings.page_bytes} does not hold the profile's prime of"
+            f" {len(served.prime_ids)} tokens ({error}); raise it"
+        ) from error
 
 
 def _token_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

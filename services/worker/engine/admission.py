@@ -8,7 +8,7 @@ from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import GenerateRequest, PromptPart, PromptTooLargeError, ServedPart, Serving
 from services.worker.engine.states import PrefixState, SegmentState
 
-__all__ = ["ResolvedPrompt", "check_size", "resolve"]
+__all__ = ["ResolvedPrompt", "check_size", "resolve", "resolve_live"]
 
 _TIER = "worker"
 
@@ -35,9 +35,7 @@ def check_size(request: GenerateRequest, limits: EngineLimits, num_pages: int, p
             f"{prompt} prompt tokens and max_tokens {request.sampling.max_tokens} exceed the context length "
             f"of {limits.context_length}"
         )
-    keep = _kept_parts(request)
-    parts = tuple(CombinePart(part.token_ids, keep=index in keep) for index, part in enumerate(request.parts))
-    needed = CombinePlan(None, parts, request.sampling.max_tokens).pages_needed(page_size)
+    needed = resolve_live(request).plan.pages_needed(page_size)
     if needed > num_pages:
         raise PromptTooLargeError(
             f"{total} tokens need {needed} pages and the worker has {num_pages} for prompts; "
@@ -63,6 +61,18 @@ def resolve(context: EngineContext, request: GenerateRequest) -> ResolvedPrompt:
         parts.append(CombinePart(part.token_ids, state, keep=index in keep))
     plan = CombinePlan(prefix, tuple(parts), request.sampling.max_tokens)
     return ResolvedPrompt(plan, tuple(served), first_part)
+
+
+def resolve_live(request: GenerateRequest) -> ResolvedPrompt:
+    """Compute every part in place: what `check_size` let pass fits an engine that runs nothing else.
+
+    Seam windows and bodies start pages of their own, so a prompt that uses stored states may need more pages at once
+    than it needs without them.
+    """
+    keep = _kept_parts(request)
+    parts = tuple(CombinePart(part.token_ids, keep=index in keep) for index, part in enumerate(request.parts))
+    served = tuple(_served(part, None, "no_room") for part in request.parts)
+    return ResolvedPrompt(CombinePlan(None, parts, request.sampling.max_tokens), served, 0)
 
 
 def _kept_parts(request: GenerateRequest) -> frozenset[int]:

@@ -7,7 +7,14 @@ import torch
 
 from services.worker.engine.combine import Prompt
 from services.worker.engine.context import EngineContext
-from services.worker.engine.requests import FinishedEvent, FinishReason, GenerateRequest, TokenEvent
+from services.worker.engine.requests import (
+    EngineError,
+    FailedEvent,
+    FinishedEvent,
+    FinishReason,
+    GenerateRequest,
+    TokenEvent,
+)
 from services.worker.engine.sampling import Sampler
 from services.worker.mixers.batch import DecodeBatch
 
@@ -27,8 +34,13 @@ class RunningRequest:
     started_at: float = field(default_factory=time.monotonic)
 
     def accept(self, logits: torch.Tensor) -> None:
-        """Draw the next token from logits `[vocabulary]`, and say so."""
-        token = self.sampler.draw(logits)
+        """Draw the next token from logits `[vocabulary]`, and say so; logits that are no numbers fail this request alone."""
+        try:
+            token = self.sampler.draw(logits)
+        except ValueError as error:
+            self.finished = True
+            self.request.sink(FailedEvent(EngineError(f"sampling failed: {error}")))
+            return
         sampling = self.request.sampling
         self.generated += 1
         if token in sampling.stop_ids:

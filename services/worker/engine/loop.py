@@ -2,12 +2,12 @@
 
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 
 import torch
 
-from services.worker.engine.admission import ResolvedPrompt, check_size, resolve
+from services.worker.engine.admission import ResolvedPrompt, check_size, resolve, resolve_live
 from services.worker.engine.capture_queue import CaptureQueue
 from services.worker.engine.combine import CombinePass
 from services.worker.engine.context import EngineContext
@@ -130,19 +130,29 @@ class Engine:
     def _admit(self) -> None:
         """First come, first served: what does not fit now waits at the head of the line.
 
-        Stored states make room for it, save those that it uses itself.
+        Stored states make room for it, save those that it uses itself; where these leave it no room although nothing
+        runs that would give some back, it is served without them.
         """
         while self._waiting and self.num_running < self.limits.max_running:
             request = self._waiting[0].request
             resolved = resolve(self.context, request)
-            needed = resolved.plan.pages_needed(self.context.pages.page_size)
-            if not self.context.store.make_room(needed, {request.prefix_key, *(part.key for part in request.parts)}):
-                return
-            try:
-                combine = CombinePass(self.context, resolved.plan)
-            except NoRoomError:
+            combine = self._reserve(resolved, {request.prefix_key, *(part.key for part in request.parts)})
+            if combine is None and not self.num_running:
+                resolved = resolve_live(request)
+                combine = self._reserve(resolved, ())
+            if combine is None:
                 return
             self._combining.append(_Combining(self._waiting.popleft(), resolved, combine, combine.run()))
+
+    def _reserve(self, resolved: ResolvedPrompt, protected: Collection[bytes]) -> CombinePass | None:
+        """A pass with everything that it needs; None while that is not to be had."""
+        needed = resolved.plan.pages_needed(self.context.pages.page_size)
+        if not self.context.store.make_room(needed, protected):
+            return None
+        try:
+            return CombinePass(self.context, resolved.plan)
+        except NoRoomError:
+            return None
 
     def _advance(self) -> None:
         """Layers of passes until the budget of tokens times layers is spent; without decoding nothing waits for it."""

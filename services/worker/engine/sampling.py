@@ -1,5 +1,6 @@
 """Token sampling: greedy, or temperature with top-k and nucleus filters, reproducible by seed."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +38,17 @@ class Sampler:
             self._generator.manual_seed(options.seed)
 
     def draw(self, logits: torch.Tensor) -> int:
-        """A token from fp32 logits `[vocabulary]`."""
+        """A token from fp32 logits `[vocabulary]`.
+
+        Raises:
+            ValueError: a logit is no number, or the largest is infinite.
+        """
+        likeliest = int(logits.argmax())
+        # `argmax` takes NaN for the largest of all.
+        if not math.isfinite(float(logits[likeliest])):
+            raise ValueError("the model's logits are not finite; its weights or dtype cannot represent this prompt")
         if self._options.temperature == 0.0:
-            return int(logits.argmax())
+            return likeliest
         # The generator lives on the CPU, so that a seed means the same on every device.
         wide = logits.cpu().double()
         # A difference of zero survives every temperature; a large logit over a tiny one would overflow.

@@ -1,11 +1,13 @@
 """What the engine does when there is no room, when work is cancelled, and when states go while they are used."""
 
 import pytest
+import torch
 
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import (
     CaptureSegment,
     EngineFullError,
+    FailedEvent,
     PrefilledEvent,
     PromptTooLargeError,
     SnapshotOrder,
@@ -262,3 +264,51 @@ def test_decoding_goes_on_while_a_long_prompt_combines(make_engine: EngineFactor
     rig.run()
     assert first.is_complete
     assert long.is_complete
+
+
+def test_a_prompt_that_fits_only_without_its_states_is_served_without_them(make_engine: EngineFactory) -> None:
+    """Its seam windows and bodies start pages of their own; with nothing else running nobody would ever make room."""
+    rig = make_engine(num_pages=14)
+    ids = [draw_ids(24, seed) for seed in range(4)]
+    keys = [b"a", b"b", b"c", b"d"]
+    rig.capture(*(CaptureSegment(key, own) for key, own in zip(keys, ids, strict=True)))
+    assert all(key in rig.context.store for key in keys)
+    heard = rig.submit(
+        "r", *(segment(key, own) for key, own in zip(keys, ids, strict=True)), live(50, 9), max_tokens=30
+    )
+    rig.run()
+    assert heard.is_complete
+    assert {part.reason for part in heard.served[:-1]} == {"no_room"}
+    assert all(part.reused_tokens == 0 for part in heard.served)
+    rig.drop_all(keys)
+    rig.assert_nothing_held()
+
+
+def test_nested_snapshots_make_room_for_prompts(make_engine: EngineFactory) -> None:
+    """Every turn's snapshot shares the pages of the one before it, and still none of them keeps a prompt waiting."""
+    rig = make_engine(num_pages=12)
+    turns = [live(24, seed) for seed in range(4)]
+    orders = tuple(SnapshotOrder(bytes([turn]), turn) for turn in range(1, 4))
+    rig.submit("conversation", *turns, snapshots=orders)
+    rig.run()
+    assert all(order.key in rig.context.store for order in orders)
+    heard = rig.submit("other", live(140, 9), max_tokens=30)
+    rig.run()
+    assert heard.is_complete
+    rig.drop_all(order.key for order in orders)
+    rig.assert_nothing_held()
+
+
+def test_logits_that_are_no_numbers_fail_their_request_alone(make_engine: EngineFactory) -> None:
+    rig = make_engine(num_slots=2)
+    healthy, broken = rig.submit("healthy", live(20, 1), max_tokens=6), rig.submit("broken", live(20, 2), max_tokens=6)
+    rig.step()
+    assert healthy.tokens
+    assert broken.tokens
+    with torch.inference_mode():
+        rig.context.memory.linear_slots[0].states[0].fill_(float("nan"))
+    rig.run()
+    assert healthy.is_complete
+    assert isinstance(broken.events[-1], FailedEvent)
+    assert "not finite" in str(broken.events[-1].error)
+    rig.assert_nothing_held()

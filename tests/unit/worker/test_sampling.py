@@ -106,6 +106,14 @@ def test_options_out_of_range_are_refused(wrong: dict[str, float]) -> None:
         SamplingOptions(**{"max_tokens": 1, **wrong})  # type: ignore[arg-type] # wrong on purpose
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_refused(wrong: float, temperature: float) -> None:
+    logits = torch.tensor([0.0, wrong, 1.0])
+    with pytest.raises(ValueError, match="not finite"):
+        Sampler(SamplingOptions(1, temperature)).draw(logits)
+
+
 def test_a_seed_means_the_same_in_any_batch(rig: EngineRig) -> None:
     def run(neighbours: int) -> list[int]:
         heard = Heard()
