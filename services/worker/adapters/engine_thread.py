@@ -5,14 +5,17 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from services.common.errors import UnavailableError
 from services.common.telemetry import get_logger
 from services.worker.engine.loop import Engine
 
 __all__ = ["EngineThread"]
 
 Result = TypeVar("Result")
+
+_ENDED = "the worker's engine has ended; send the request again"
 
 
 class EngineThread:
@@ -26,6 +29,9 @@ class EngineThread:
         self._on_death = on_death
         self._commands: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
         self._built: Future[None] = Future()
+        self._lock = threading.Lock()
+        self._unanswered: set[Future[Any]] = set()
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     async def start(self) -> None:
@@ -38,7 +44,11 @@ class EngineThread:
         self._commands.put(command)
 
     async def call(self, function: Callable[[Engine], Result]) -> Result:
-        """Run a function on the engine's thread and return its result, or raise its exception."""
+        """Run a function on the engine's thread and return its result, or raise its exception.
+
+        Raises:
+            UnavailableError: the loop has ended, or ends before it comes to this function.
+        """
         future: Future[Result] = Future()
 
         def run(engine: Engine) -> None:
@@ -49,6 +59,11 @@ class EngineThread:
             except Exception as error:
                 future.set_exception(error)
 
+        with self._lock:
+            if self._has_ended:
+                raise UnavailableError(_ENDED)
+            self._unanswered.add(future)
+        future.add_done_callback(self._unanswered.discard)
         self.post(run)
         return await asyncio.wrap_future(future)
 
@@ -70,6 +85,17 @@ class EngineThread:
         except Exception as error:
             get_logger().exception("engine_died")
             self._on_death(error)
+        finally:
+            self._refuse_the_rest()
+
+    def _refuse_the_rest(self) -> None:
+        """Nobody waits for a function that will never run."""
+        with self._lock:
+            self._has_ended = True
+            unanswered = tuple(self._unanswered)
+        for future in unanswered:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(UnavailableError(_ENDED))
 
     def _obey(self, engine: Engine) -> bool:
         """Run every waiting command; sleeps while the engine is idle. False when it is time to stop."""
