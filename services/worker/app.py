@@ -3,7 +3,8 @@
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
@@ -37,6 +38,14 @@ __all__ = ["WorkerService"]
 
 Event = TypeVar("Event")
 _POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class _CopiedState:
+    """A segment state and the bytes of its planes, layer by layer."""
+
+    state: SegmentState
+    layers: tuple[list[Plane], ...]
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -79,23 +88,24 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         events: asyncio.Queue[GenerateEvent] = asyncio.Queue()
         job = messages.generate_request(request, call_id, self._served.spec.vocab_size, _sink_to(events))
         tickets = {order.key: order.ticket for order in request.snapshots}
-        unpublished: list[StoredSnapshot] = []
+        publishing: asyncio.Task[None] | None = None
         try:
             await self._engine.call(lambda engine: engine.submit(job))
             async for event in _until_finished(events):
+                if isinstance(event, FinishedEvent) and publishing is not None:
+                    # The caller goes with the last event, and what is unpublished then is dropped.
+                    await publishing
                 yield messages.event_message(event)
                 if isinstance(event, PrefilledEvent):
                     self._metrics.on_prefilled(event)
-                    unpublished.extend(event.snapshots)
-                    continue
+                    # No token waits for a slow cache service.
+                    publishing = asyncio.create_task(self._publish_snapshots(event.snapshots, tickets))
                 self._metrics.generation_tokens.inc(isinstance(event, TokenEvent))
-                # Nobody waits for a publish: the first token is on its way already.
-                while unpublished:
-                    snapshot = unpublished.pop()
-                    await self._residency.publish(snapshot.key, tickets[snapshot.key], snapshot.size_bytes)
         except EngineError as error:
             raise messages.service_error(error) from error
         finally:
+            if publishing is not None:
+                publishing.cancel()
             self._engine.post(lambda engine: engine.cancel(call_id))
             await asyncio.shield(self._residency.abandon(tickets))
 
@@ -127,13 +137,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.FetchRequest, worker_pb2.Chunk],
     ) -> AsyncIterator[worker_pb2.Chunk]:
         """See worker.proto."""
-        state = await self._wait_for_state(request.key, request.wait_seconds)
-        try:
-            layers = await self._engine.call(lambda engine: list(layer_planes(engine.context, state)))
-        finally:
-            self._engine.post(lambda engine: engine.context.pages.release(state.pages))
-        header = _state_header(self._served, state, layers)
-        for planes in layers[request.from_layer :]:
+        copied = await self._wait_for_state(request.key, request.wait_seconds)
+        header = _state_header(self._served, copied)
+        for planes in copied.layers[request.from_layer :]:
             for plane in planes:
                 for chunk in _plane_chunks(request.key, plane):
                     chunk.header, header = header, b""
@@ -161,23 +167,30 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             seconds=event.seconds,
         )
 
-    async def _wait_for_state(self, key: bytes, wait_seconds: float) -> SegmentState:
-        """The state, with one reference to its pages that the caller releases."""
+    async def _publish_snapshots(
+        self, snapshots: Sequence[StoredSnapshot], tickets: Mapping[bytes, worker_pb2.TicketRef]
+    ) -> None:
+        await asyncio.gather(
+            *(self._residency.publish(each.key, tickets[each.key], each.size_bytes) for each in snapshots)
+        )
 
-        def retain(engine: Engine) -> SegmentState | None:
-            state = engine.context.store.get(key)
-            if not isinstance(state, SegmentState):
-                return None
-            engine.context.pages.retain(state.pages)
-            return state
-
+    async def _wait_for_state(self, key: bytes, wait_seconds: float) -> _CopiedState:
+        """A copy made between two steps of the engine, so that no reference to pages outlives a cancelled call."""
         clock = asyncio.get_running_loop()
         deadline = clock.time() + wait_seconds
-        while (state := await self._engine.call(retain)) is None:
-            if clock.time() >= deadline:
+        while (copied := await self._engine.call(lambda engine: _copy_state(engine, key))) is None:
+            # Written so that a wait that is no number ends at once.
+            if not clock.time() < deadline:
                 raise NotFoundError("the worker holds no segment state under this key")
             await asyncio.sleep(_POLL_SECONDS)
-        return state
+        return copied
+
+
+def _copy_state(engine: Engine, key: bytes) -> _CopiedState | None:
+    state = engine.context.store.get(key)
+    if not isinstance(state, SegmentState):
+        return None
+    return _CopiedState(state, tuple(layer_planes(engine.context, state)))
 
 
 def _sink_to(events: "asyncio.Queue[Event]") -> Callable[[Event], None]:
@@ -204,19 +217,19 @@ async def _until_finished(
             return
 
 
-def _state_header(served: ServedModel, state: SegmentState, layers: list[list[Plane]]) -> bytes:
+def _state_header(served: ServedModel, copied: _CopiedState) -> bytes:
     """JSON that says what the planes are and what they were computed from."""
     planes = [
         {"layer": plane.layer, "name": plane.name, "dtype": plane.dtype, "shape": plane.shape, "bytes": len(plane.data)}
-        for layer in layers
+        for layer in copied.layers
         for plane in layer
     ]
     header = {
         "layout_version": LAYOUT_VERSION,
         "profile_digest": served.profile_digest,
         "model_revision": served.revision,
-        "seam_window": state.seam_window,
-        "token_ids": state.token_ids,
+        "seam_window": copied.state.seam_window,
+        "token_ids": copied.state.token_ids,
         "planes": planes,
     }
     return json.dumps(header).encode()
