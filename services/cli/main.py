@@ -33,6 +33,15 @@ class Reuse(StrEnum):
     OFF = "off"
 
 
+class LogLevel(StrEnum):
+    """Least level that is logged by `hypic up` and its services."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 @app.command()
 def router() -> None:
     """Serve the OpenAI-compatible API. Settings: HYPIC_ROUTER_…"""
@@ -61,8 +70,8 @@ def worker() -> None:
 def up(
     checkpoint: Annotated[Path, typer.Option(help="Directory of a Hugging Face checkpoint.")] = DEMO_CHECKPOINT,
     host: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the API; 0 takes a free one.")] = 8000,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0 takes a free one.")] = 8000,
+    log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.INFO,
 ) -> None:
     """Serve the whole stack on this machine: router, cache service and one worker, restarted when they die."""
     from services.common.telemetry import configure_logging

@@ -119,7 +119,7 @@ class Stack:
     def __init__(self, options: StackOptions) -> None:
         port = options.port or free_port()
         cache_address, worker_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
-        self.base_url = f"http://{options.host}:{port}"
+        self.base_url = f"http://{_reached_at(options.host)}:{port}"
         self.model_name = options.checkpoint.name
         addresses = {
             "HYPIC_CACHE_LISTEN_ADDRESS": cache_address,
@@ -137,7 +137,7 @@ class Stack:
         # Receipts are signed with it: a restarted cache service then takes back what the worker still holds.
         secret = {"HYPIC_CACHE_SECRET": os.environ.get("HYPIC_CACHE_SECRET") or secrets.token_hex(32)}
         variables = {**addresses, **secret, **options.variables}
-        ready_url = f"http://127.0.0.1:{port}/health/ready"
+        ready_url = f"{self.base_url}/health/ready"
         self._children = (
             _Child("cache", variables, lambda: grpc_ready(cache_address)),
             _Child("worker", variables, lambda: grpc_ready(worker_address)),
@@ -174,3 +174,9 @@ class Stack:
                 if child.fatal_status is not None:
                     return child.name
             await asyncio.sleep(0.5)
+
+
+def _reached_at(host: str) -> str:
+    """Where this machine reaches a listener, as a URL writes it: on loopback when it listens everywhere."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reached}]" if ":" in reached else reached
