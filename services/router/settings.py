@@ -36,7 +36,9 @@ class RouterSettings(ServiceSettings):
         default=5.0, description="how long a request waits for a worker that went away before its first token"
     )
     cache_timeout_seconds: Seconds = Field(default=1.0, description="a cache service slower than this counts as absent")
-    lease_seconds: Seconds = Field(default=30.0, description="life of a lease without renewal")
+    lease_seconds: Seconds = Field(
+        default=30.0, le=3600.0, description="life of a lease without renewal; the cache service allows an hour"
+    )
     capture_timeout_seconds: Seconds = Field(
         default=60.0, description="after this, cold segments are computed in place"
     )

@@ -77,6 +77,10 @@ class WorkerWatch:
                 await self._note_trouble(str(error), _RETRY_SECONDS)
             except ModelRefusedError as error:
                 await self._note_trouble(str(error), _REFUSED_RETRY_SECONDS)
+            except Exception as error:
+                # Without the watch no worker would ever be found again.
+                get_logger().exception("worker_watch_failed")
+                await self._note_trouble(f"the worker's description cannot be used: {error!r}", _REFUSED_RETRY_SECONDS)
             else:
                 await self._until_disconnected()
 
