@@ -7,13 +7,15 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from services.worker.errors import WorkerError
+
 __all__ = ["LAYOUT_VERSION", "Profile", "ProfileError", "load_profile"]
 
 # Grows whenever the same tokens would leave other bytes: planes, their encoding, the order of rounding.
 LAYOUT_VERSION = 1
 
 
-class ProfileError(Exception):
+class ProfileError(WorkerError):
     """The profile cannot be used; the message names the field and the remedy."""
 
 

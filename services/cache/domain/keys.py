@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from services.cache.domain.values import EntryKind, Epochs, Namespace, Scopes
+from services.cache.domain.values import EntryKind, Epochs, Namespace
 
 __all__ = ["KeyDeriver", "KeySubject", "pack_fields"]
 
@@ -49,11 +49,6 @@ class KeyDeriver:
             subject.content_hash,
         )
         return blake3(fields, key=self._entry_key).digest()
-
-    def scopes(self, tenant: str, model: str, document_id: str = "") -> Scopes:
-        """The scopes of one planned entry; an empty document id names no document."""
-        documents = frozenset({self.document_scope(tenant, document_id)}) if document_id else frozenset[str]()
-        return Scopes(self.tenant_scope(tenant), self.model_scope(model), documents)
 
     def tenant_scope(self, tenant: str) -> str:
         """Everything of a tenant, under every salt."""

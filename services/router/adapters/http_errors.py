@@ -8,12 +8,13 @@ from services.common.errors import (
     OverloadedError,
     UnavailableError,
 )
+from services.router.domain.errors import RouterError
 from services.router.domain.request import PromptError
 
 __all__ = ["HttpError", "http_error"]
 
 
-class HttpError(Exception):
+class HttpError(RouterError):
     """An error as the client sees it; `kind` is OpenAI's `type`."""
 
     def __init__(

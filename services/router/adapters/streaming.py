@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.router.domain.errors import RouterError
+
 __all__ = ["ClientGoneError", "EventStream", "server_sent_event", "until_disconnect"]
 
 Result = TypeVar("Result")
@@ -17,7 +19,7 @@ Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
 
 
-class ClientGoneError(Exception):
+class ClientGoneError(RouterError):
     """The client closed the connection before it had its reply."""
 
 

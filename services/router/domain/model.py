@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
+from services.router.domain.errors import RouterError
+
 __all__ = ["CONV_HISTORY_TOKENS", "ModelInfo", "ModelRefusedError", "Profile"]
 
 # A body shorter than the history of the short convolution (K − 1 inputs) has no tail of its own to compose.
 CONV_HISTORY_TOKENS = 3
 
 
-class ModelRefusedError(Exception):
+class ModelRefusedError(RouterError):
     """The model's template or tokenizer cannot keep client text apart from control tokens."""
 
 

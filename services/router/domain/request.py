@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from services.router.domain.errors import RouterError
+
 __all__ = [
     "ChatPrompt",
     "Cold",
@@ -21,7 +23,7 @@ __all__ = [
 ]
 
 
-class PromptError(Exception):
+class PromptError(RouterError):
     """The prompt can never be served as it is.
 
     `param` is the path of the field in the client's JSON, `code` the machine-readable kind.

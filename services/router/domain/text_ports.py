@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.router.domain.errors import RouterError
 from services.router.domain.request import Role
 
 __all__ = ["ChatTemplate", "Detokenizer", "TemplateError", "TemplateMessage", "Tokenizer"]
 
 
-class TemplateError(Exception):
+class TemplateError(RouterError):
     """The chat template refuses this sequence of messages; the text is the template's own."""
 
 

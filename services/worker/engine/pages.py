@@ -3,10 +3,12 @@
 from bisect import insort
 from collections.abc import Iterable, Sequence
 
+from services.worker.errors import WorkerError
+
 __all__ = ["NoRoomError", "PageAllocator", "SlotAllocator", "pages_for"]
 
 
-class NoRoomError(Exception):
+class NoRoomError(WorkerError):
     """A pool cannot give what was asked for now."""
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from services.worker.engine.sampling import SamplingOptions
+from services.worker.errors import WorkerError
 
 __all__ = [
     "CaptureEvent",
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 
-class EngineError(Exception):
+class EngineError(WorkerError):
     """The root of the engine's errors."""
 
 

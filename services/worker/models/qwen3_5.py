@@ -32,16 +32,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     text = config.get("text_config", config)
     fields = _Fields(text)
     rope = text.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise CheckpointError(f"config.json: rope_parameters.rope_type {rope['rope_type']!r} is not supported")
-    if text.get("attention_bias"):
-        raise CheckpointError("config.json: attention_bias true is not supported")
-    if text.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported; silu is")
-    if "quantization_config" in config:
-        raise CheckpointError("config.json: quantised checkpoints are not supported; use the bf16 release")
-    fields.check_groups("num_attention_heads", "num_key_value_heads")
-    fields.check_groups("linear_num_value_heads", "linear_num_key_heads")
+    _refuse_unsupported(config, text, fields)
     eps = float(text.get("rms_norm_eps", 1e-6))
     head_dim = fields.integer("head_dim")
     linear = GatedDeltaShape(
@@ -99,6 +90,20 @@ class _Fields:
         if not isinstance(kinds, list) or len(kinds) != layers:
             raise CheckpointError(f"config.json: layer_types must list {layers} layers")
         return [str(kind) for kind in kinds]
+
+
+def _refuse_unsupported(config: Mapping[str, Any], text: Mapping[str, Any], fields: _Fields) -> None:
+    rope = text.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise CheckpointError(f"config.json: rope_parameters.rope_type {rope['rope_type']!r} is not supported")
+    if text.get("attention_bias"):
+        raise CheckpointError("config.json: attention_bias true is not supported")
+    if text.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"config.json: hidden_act {text['hidden_act']!r} is not supported; silu is")
+    if "quantization_config" in config:
+        raise CheckpointError("config.json: quantised checkpoints are not supported; use the bf16 release")
+    fields.check_groups("num_attention_heads", "num_key_value_heads")
+    fields.check_groups("linear_num_value_heads", "linear_num_key_heads")
 
 
 def _layer_shape(

@@ -32,11 +32,6 @@ class ModelSpec:
         """Inputs that a convolution tail holds: `taps − 1`, 0 without linear layers."""
         return max((mixer.conv_taps - 1 for mixer in self.mixers if isinstance(mixer, GatedDeltaShape)), default=0)
 
-    @property
-    def num_linear_layers(self) -> int:
-        """Layers with a recurrent state."""
-        return sum(isinstance(mixer, GatedDeltaShape) for mixer in self.mixers)
-
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:

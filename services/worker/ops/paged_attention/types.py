@@ -45,11 +45,6 @@ class BaseGroup:
     spans: tuple[Span, ...]
 
     @property
-    def first_position(self) -> int:
-        """The lowest true position."""
-        return self.spans[0].first
-
-    @property
     def last_position(self) -> int:
         """The highest true position."""
         return self.spans[-1].end - 1

@@ -1,0 +1,18 @@
+"""The error tree of the worker; `adapters/messages.py` maps it once to the errors that cross the wire.
+
+WorkerError
+├── CheckpointError          the checkpoint directory cannot be served
+├── ProfileError             the profile cannot be used
+├── NoRoomError              a pool cannot give what was asked for now
+└── EngineError              a request failed in the engine
+    ├── EngineFullError      the waiting line is full
+    └── PromptTooLargeError  the prompt can never be served
+
+Each is defined beside what raises it.
+"""
+
+__all__ = ["WorkerError"]
+
+
+class WorkerError(Exception):
+    """The root of the worker's errors."""
