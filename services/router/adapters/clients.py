@@ -35,12 +35,10 @@ class GrpcDirectory:
             )
         except grpc.aio.AioRpcError as error:
             raise error_from_status(error) from error
-        if len(response.entries) != len(query.entries):
-            raise InternalError("the cache service answered another number of entries")
         try:
-            return messages.plan_answer(response)
-        except KeyError as error:
-            raise InternalError(f"the cache service answered an unknown outcome {error}") from error
+            return messages.plan_answer(query, response)
+        except (KeyError, ValueError) as error:
+            raise InternalError(f"the cache service answered what was not asked: {error}") from error
 
     async def renew(self, lease_id: str, lease_seconds: float, timeout_seconds: float) -> None:
         """See `Directory`."""

@@ -49,30 +49,41 @@ _FINISH_REASONS = {
 
 
 def plan_request(query: PlanQuery) -> cache_pb2.PlanRequest:
-    """The message of a plan query."""
+    """The message of a plan query; a look-up of several documents is repeated for each, as a message names one."""
     return cache_pb2.PlanRequest(
         request_id=query.request_id,
         namespace=cache_pb2.Namespace(tenant=query.namespace.tenant, salt=query.namespace.salt),
         model=query.model,
         profile_digest=query.profile_digest,
-        entries=[_plan_entry(entry) for entry in query.entries],
+        entries=[_plan_entry(entry, name) for entry in query.entries for name in _names(entry)],
         lease_seconds=query.lease_seconds,
         lease_id=query.lease_id,
     )
 
 
-def _plan_entry(entry: CacheEntry) -> cache_pb2.PlanEntry:
+def _names(entry: CacheEntry) -> tuple[str, ...]:
+    return entry.document_ids or ("",)
+
+
+def _plan_entry(entry: CacheEntry, document_id: str) -> cache_pb2.PlanEntry:
     return cache_pb2.PlanEntry(
         kind=_ENTRY_KINDS[entry.kind],
         content_hash=entry.content_hash,
         num_tokens=entry.num_tokens,
-        document_id=entry.document_id,
+        document_id=document_id,
     )
 
 
-def plan_answer(response: cache_pb2.PlanResponse) -> PlanAnswer:
-    """The directory's answer. Raises KeyError on an outcome that this version does not know."""
-    return PlanAnswer(response.lease_id, tuple(_outcome(entry) for entry in response.entries))
+def plan_answer(query: PlanQuery, response: cache_pb2.PlanResponse) -> PlanAnswer:
+    """The directory's answer, one outcome for each of the query's entries.
+
+    Raises:
+        KeyError: an outcome that this version does not know.
+        ValueError: another number of entries than was asked for.
+    """
+    asked = [index for index, entry in enumerate(query.entries) for _ in _names(entry)]
+    outcomes = dict(zip(asked, map(_outcome, response.entries), strict=True))
+    return PlanAnswer(response.lease_id, tuple(outcomes[index] for index in range(len(query.entries))))
 
 
 def _outcome(entry: cache_pb2.PlannedEntry) -> Outcome:

@@ -1,6 +1,6 @@
 """How each part of a prompt is to be served: plain data, and the pure steps from a draft to the final plan."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -48,12 +48,15 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """One look-up. `after_part` is set for prefixes: the number of parts that the snapshot covers."""
+    """One look-up. `after_part` is set for prefixes: the number of parts that the snapshot covers.
+
+    `document_ids` name every document whose text stands in it: it falls with any of them.
+    """
 
     kind: EntryKind
     content_hash: bytes
     num_tokens: int
-    document_id: str = ""
+    document_ids: tuple[str, ...] = ()
     after_part: int = 0
 
 
@@ -132,7 +135,14 @@ def draft(prompt: Prompt, profile: Profile, reuse: Reuse) -> Plan:
             seen.add(content)
     prefixes = _prefix_entries(prompt, hashes, profile.min_body, reuse)
     segments = tuple(
-        CacheEntry(EntryKind.SEGMENT, each.content_hash, each.part.num_tokens, each.part.document_id)
+        CacheEntry(
+            EntryKind.SEGMENT,
+            each.content_hash,
+            each.part.num_tokens,
+            _document_ids(
+                part for part, content in zip(prompt.parts, hashes, strict=True) if content == each.content_hash
+            ),
+        )
         for each in parts
         if reuse is Reuse.COMPOSE and each.part.kind is PartKind.SEGMENT and not each.repeats
     )
@@ -237,7 +247,13 @@ def _prefix_entries(prompt: Prompt, hashes: list[bytes], min_tokens: int, reuse:
         chain = chain_hash(chain, content, "exact")
         num_tokens += part.num_tokens
         if part.ends_message and num_tokens >= min_tokens:
-            entries.append(CacheEntry(EntryKind.PREFIX, chain, num_tokens, after_part=index + 1))
+            document_ids = _document_ids(prompt.parts[: index + 1])
+            entries.append(CacheEntry(EntryKind.PREFIX, chain, num_tokens, document_ids, index + 1))
     # The first end is the deployment's system prompt, the last ones are the conversation's newest turns.
     kept = entries[:1] + entries[1:][-(_MAX_PREFIX_ENTRIES - 1) :]
     return tuple(reversed(kept))
+
+
+def _document_ids(parts: Iterable[Part]) -> tuple[str, ...]:
+    """Each id once, in prompt order."""
+    return tuple(dict.fromkeys(part.document_id for part in parts if part.document_id))

@@ -160,12 +160,18 @@ class ServedStack:
         Gauges are refreshed from time to time: bytes that were seen first make the later zero a fresh one.
         """
         wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") > 0)
-        with grpc.insecure_channel(self.address("cache")) as channel:
-            namespace = cache_pb2.Namespace(tenant="default")
-            request = cache_pb2.InvalidateRequest(namespace=namespace, whole_tenant=True)
-            cache_pb2_grpc.CacheServiceStub(channel).Invalidate(request, timeout=10)
+        self._invalidate(cache_pb2.InvalidateRequest(whole_tenant=True))
         wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == 0)
         wait_until(lambda: self.gauge("worker", "hypic_worker_pages_free") == self._all_pages)
+
+    def invalidate_document(self, document_id: str) -> int:
+        """Make a document unreachable; the number of entries that fell with it."""
+        return self._invalidate(cache_pb2.InvalidateRequest(document_id=document_id))
+
+    def _invalidate(self, request: cache_pb2.InvalidateRequest) -> int:
+        request.namespace.tenant = "default"
+        with grpc.insecure_channel(self.address("cache")) as channel:
+            return cache_pb2_grpc.CacheServiceStub(channel).Invalidate(request, timeout=10).num_entries
 
     def _read_base_url(self) -> str:
         """The address in the supervisor's greeting."""

@@ -132,3 +132,16 @@ def test_a_salt_holds_for_prefixes(stack: ServedStack) -> None:
         first = ask(stack, [], question, reuse="exact", cache_salt=salt)
         assert first.cached_tokens == 0
         assert ask(stack, [], question, reuse="exact", cache_salt=salt).cached_tokens > 0
+
+
+@pytest.mark.parametrize("reuse", ["compose", "exact"])
+def test_an_invalidated_document_is_in_nothing_that_is_reused(reuse: str, stack: ServedStack) -> None:
+    """Neither in its own state nor in a snapshot that stands behind it; a document beside it stays."""
+    revoked, kept = (document(f"{name} {reuse}") | {"id": f"{name} {reuse}"} for name in ("revoked", "kept"))
+    expected = ask(stack, [revoked, kept], reuse=reuse).text
+    again = ask(stack, [revoked, kept], reuse=reuse)
+    assert again.served == [{"compose": "hit", "exact": "prefix"}[reuse]] * 2
+    assert stack.invalidate_document(revoked["id"]) > 0
+    after = ask(stack, [revoked, kept], reuse=reuse)
+    assert after.served == {"compose": ["cold", "hit"], "exact": ["live", "live"]}[reuse]
+    assert after.text == again.text == expected

@@ -1,5 +1,7 @@
 """Planning as pure steps, with every outcome that the directory can give."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,12 +54,12 @@ def served(plan: Plan) -> list[Served]:
 
 def test_compose_asks_for_prefixes_ahead_of_segments_and_each_segment_once() -> None:
     plan = draft(PROMPT, PROFILE, Reuse.COMPOSE)
-    asked = [(entry.kind, entry.num_tokens, entry.after_part, entry.document_id) for entry in plan.entries]
+    asked = [(entry.kind, entry.num_tokens, entry.after_part, entry.document_ids) for entry in plan.entries]
     assert asked == [
-        (EntryKind.PREFIX, 50, 2, ""),
-        (EntryKind.PREFIX, 20, 1, ""),
-        (EntryKind.SEGMENT, 40, 0, "a"),
-        (EntryKind.SEGMENT, 30, 0, "b"),
+        (EntryKind.PREFIX, 50, 2, ()),
+        (EntryKind.PREFIX, 20, 1, ()),
+        (EntryKind.SEGMENT, 40, 0, ("a",)),
+        (EntryKind.SEGMENT, 30, 0, ("b",)),
     ]
 
 
@@ -67,6 +69,14 @@ def test_exact_asks_for_every_message_end_and_off_for_nothing() -> None:
     off = draft(PROMPT, PROFILE, Reuse.OFF)
     assert not off.entries
     assert {each.reason for each in off.parts} == {Reason.REUSE_OFF}
+
+
+def test_an_entry_names_every_document_that_stands_in_it() -> None:
+    """A snapshot over documents falls with each of them, a text under two ids with both."""
+    exact = draft(PROMPT, PROFILE, Reuse.EXACT)
+    assert [entry.document_ids for entry in exact.entries] == [("a", "b"), (), ()]
+    twice = Prompt((SEGMENT, replace(SEGMENT, document_id="c"), LAST))
+    assert [entry.document_ids for entry in draft(twice, PROFILE, Reuse.COMPOSE).entries] == [("a", "c")]
 
 
 def test_chains_depend_on_everything_before() -> None:
