@@ -59,11 +59,6 @@ class PromptEncoder:
             raise ValueError(f"the tokenizer has no token {token}")
         return int(found)
 
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of token ids, special tokens included."""
-        return int(self._full.get_vocab_size(with_added_tokens=True))
-
     def template(self, text: str) -> list[int]:
         """Ids of template text."""
         return list(self._full.encode(text, add_special_tokens=False).ids)
