@@ -13,7 +13,7 @@ import typer
 from services.cli.orphans import end_with_supervisor
 from services.cli.supervisor import Stack, StackOptions, StackStartError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "client_examples", "main"]
 
 app = typer.Typer(
     name="hypic",
@@ -153,7 +153,7 @@ async def _serve_until_signal(stack: Stack) -> int:
         await asyncio.gather(starting, return_exceptions=True)
         return 0
     await starting
-    typer.echo(_client_examples(stack.base_url, stack.model_name))
+    typer.echo(client_examples(stack.base_url, stack.model_name))
     fault = asyncio.create_task(stack.wait_for_fault())
     await asyncio.wait({stopped, fault}, return_when=asyncio.FIRST_COMPLETED)
     fault.cancel()
@@ -161,25 +161,32 @@ async def _serve_until_signal(stack: Stack) -> int:
     return 0 if stopping.is_set() else 1
 
 
-def _client_examples(base_url: str, model: str) -> str:
-    """A curl call and an `openai` client call that work against the running stack."""
+# Long enough to be captured, and within what the demo model answers.
+_EXAMPLE_TEXT = (
+    "Plepi is a port on the northern coast. The town was founded in 1903. It has 8215 inhabitants and a school for "
+    "pilots. In summer the market is held beside the harbour, and most visitors come by ferry."
+)
+
+
+def client_examples(base_url: str, model: str) -> str:
+    """A curl call and an `openai` client call that work against the running stack; a second call reuses the document."""
     return f"""
-Serving {model} at {base_url}/v1. Try:
+Serving {model} at {base_url}/v1. Try (twice: the second time the document is reused):
 
   curl -s {base_url}/v1/chat/completions -H 'content-type: application/json' -d '{{
     "model": "{model}", "temperature": 0, "max_tokens": 32,
-    "documents": [{{"title": "Visitor guide", "text": "The museum opens at nine."}}],
-    "messages": [{{"role": "user", "content": "When does the museum open?"}}],
+    "documents": [{{"title": "Plepi", "text": "{_EXAMPLE_TEXT}"}}],
+    "messages": [{{"role": "user", "content": "When was Plepi founded?"}}],
     "hypic": {{"explain": true}}}}'
 
   from openai import OpenAI
   client = OpenAI(base_url="{base_url}/v1", api_key="unused")
   reply = client.chat.completions.create(
       model="{model}", temperature=0, max_tokens=32,
-      messages=[{{"role": "user", "content": "When does the museum open?"}}],
-      extra_body={{"documents": [{{"title": "Visitor guide", "text": "The museum opens at nine."}}],
+      messages=[{{"role": "user", "content": "When was Plepi founded?"}}],
+      extra_body={{"documents": [{{"title": "Plepi", "text": "{_EXAMPLE_TEXT}"}}],
                   "hypic": {{"explain": True}}}})
-  print(reply.choices[0].message.content, reply.usage)
+  print(reply.choices[0].message.content, reply.usage.prompt_tokens_details.cached_tokens)
 
 Stop with Ctrl-C.
 """
