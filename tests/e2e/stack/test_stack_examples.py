@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from services.cli.main import client_examples
+from services.cli.examples import client_examples
 from tests.e2e.stack.served import ServedStack
 
 README = Path("README.md")
