@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from services.worker.mixers.batch import CombineBatch
-from services.worker.mixers.gated_attention import FullAttention
-from services.worker.ops.norm import rms_norm
+from services.worker.mixers.paged_attention import PagedAttention
 from services.worker.ops.paged_attention import PageTable
 
 __all__ = ["question_attention"]
 
 
 def question_attention(
-    mixer: FullAttention, normed: torch.Tensor, batch: CombineBatch, question_tokens: Sequence[int]
+    mixer: PagedAttention, normed: torch.Tensor, batch: CombineBatch, question_tokens: Sequence[int]
 ) -> list[torch.Tensor]:
     """For each prompt: attention `[positions]` of its last `question_tokens` tokens, summed over them, the mean of heads.
 
@@ -28,16 +26,8 @@ def question_attention(
     return masses
 
 
-def _queries(mixer: FullAttention, normed: torch.Tensor) -> torch.Tensor:
-    """Normed queries `[n, Hq, D]`, not rotated."""
-    shape = mixer.shape
-    width = shape.num_heads * shape.head_dim * (2 if shape.gated else 1)
-    heads = F.linear(normed, mixer.weights.in_proj[:width]).unflatten(-1, (shape.num_heads, -1))[..., : shape.head_dim]
-    return heads if mixer.weights.q_norm is None else rms_norm(heads, mixer.weights.q_norm, shape.eps)
-
-
-def _mass(mixer: FullAttention, normed: torch.Tensor, positions: torch.Tensor, table: PageTable) -> torch.Tensor:
-    queries = _queries(mixer, normed)
+def _mass(mixer: PagedAttention, normed: torch.Tensor, positions: torch.Tensor, table: PageTable) -> torch.Tensor:
+    queries = mixer.projection.project(normed).q
     groups = table.groups()
     slots = torch.cat([torch.arange(span.start, span.stop) for group in groups for span in group.spans])
     places = torch.cat([group.positions(queries.device) for group in groups])
@@ -47,7 +37,7 @@ def _mass(mixer: FullAttention, normed: torch.Tensor, positions: torch.Tensor, t
         queries = mixer.rotary.rotate(queries, positions)
         keys = mixer.rotary.rotate(keys, bases.to(queries.device))
     keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
-    scores = torch.einsum("qhd,khd->hqk", queries, keys) * mixer.shape.head_dim**-0.5
+    scores = torch.einsum("qhd,khd->hqk", queries, keys) * mixer.projection.scale
     scores = scores.masked_fill(places > positions[:, None], float("-inf"))
     weights = scores.softmax(-1).sum(1).mean(0)
     return torch.zeros(int(positions[-1]) + 1, device=weights.device).index_add_(0, places, weights)

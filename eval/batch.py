@@ -10,7 +10,7 @@ from eval.layout import Layout, SideRun
 from eval.rig import PAGE_TOKENS, Rig
 from services.worker.engine.states import page_rows
 from services.worker.mixers.batch import CombineBatch, DecodeBatch, LinearSnapshot, Mixer
-from services.worker.mixers.gated_delta import GatedDelta
+from services.worker.mixers.linear import LinearMixer
 from services.worker.ops.layout import PartWalk
 from services.worker.ops.paged_attention import PageRow, PageTable
 
@@ -59,7 +59,7 @@ class PromptBatch:
         main = None if sides is None else rig.integers(main_rows)
 
         def mix(mixer: Mixer, normed: torch.Tensor) -> torch.Tensor:
-            if isinstance(mixer, GatedDelta) and sides is not None and main is not None:
+            if isinstance(mixer, LinearMixer) and sides is not None and main is not None:
                 mixed = torch.empty_like(normed)
                 mixed[main] = mixer.combine(normed[main], batch)
                 self._start_sides(mixer, batch, sides)
@@ -118,6 +118,7 @@ class PromptBatch:
             tables=[self._table(index, count) for index, count in enumerate(lengths)],
             slots=self._slots,
             planes=[None] * len(lengths),
+            body_positions=[0] * len(lengths),
         )
         hidden = rig.model.embed(rig.integers([token for tokens in continuations for token in tokens]))
         for layer in rig.model.layers:
@@ -196,6 +197,7 @@ class PromptBatch:
             tables=[self._table(index, 0) for index in range(len(layouts))],
             slots=self._slots,
             planes=[part.planes for part in parts],
+            body_positions=[0] * len(parts),
             keep_after=frozenset(index for index, part in enumerate(parts) if part.keep),
         )
 
@@ -216,17 +218,18 @@ class PromptBatch:
             tables=(),
             slots=slots,
             planes=[None] * len(found),
+            body_positions=[0] * len(found),
         )
         rows = [self._cu_rows[index] + row for index, side in found for row in side.rows]
         parts = tuple(cu_parts[index] + side.part for index, side in found)
         return _Sides(rig.integers(rows), tuple(side for _, side in found), parts, slots, batch)
 
-    def _start_sides(self, mixer: GatedDelta, batch: CombineBatch, sides: _Sides) -> None:
+    def _start_sides(self, mixer: LinearMixer, batch: CombineBatch, sides: _Sides) -> None:
         """Each block starts from the composed state at the body's head, decayed to the first replayed token.
 
         The convolution's history is known only where the block begins at the body's head.
         """
-        layer = mixer.linear_layer
+        layer = mixer.slots.index
         heads = [batch.kept[part][layer] for part in sides.parts]
         decays = torch.stack(
             [

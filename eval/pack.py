@@ -15,7 +15,7 @@ from eval.rig import Rig
 from eval.scoring import ANSWER_LIMIT, Outcome, Reference, Scores, find_references, score_batch
 from eval.settings import Mode, Prime, Selection, Setting
 from services.worker.mixers.batch import CombineBatch, Mixer
-from services.worker.mixers.gated_attention import FullAttention
+from services.worker.mixers.paged_attention import PagedAttention
 
 __all__ = ["BatchLimits", "NumberedPrompt", "PackRunner"]
 
@@ -170,13 +170,13 @@ class PackRunner:
 
     def _attend(self, pack: _Pack, jobs: Sequence[_Job], layouts: Sequence[Layout], key: str) -> None:
         mixers = [layer.mixer for layer in self._rig.model.layers]
-        attention_layers = [index for index, mixer in enumerate(mixers) if isinstance(mixer, FullAttention)]
+        attention_layers = [index for index, mixer in enumerate(mixers) if isinstance(mixer, PagedAttention)]
         every = key.startswith(Selection.ALL_LAYERS)
         sums: list[torch.Tensor] = []
         lengths = [len(pack.prompts[job.row].prompt.closing) for job in jobs]
 
         def watch(mixer: Mixer, normed: torch.Tensor, batch: CombineBatch) -> None:
-            if isinstance(mixer, FullAttention):
+            if isinstance(mixer, PagedAttention):
                 masses = question_attention(mixer, normed, batch, lengths)
                 sums[:] = [old + new for old, new in zip(sums, masses, strict=True)] if sums else masses
 

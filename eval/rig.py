@@ -44,12 +44,18 @@ class Arena:
 
 
 class Rig:
-    """A loaded model with room for `num_tokens` keys and values and `num_slots` running states."""
+    """A loaded model with room for `num_tokens` keys and values and `num_slots` running states.
+
+    Raises:
+        ValueError: bodies of this model would have to be placed, which the evaluation does not do.
+    """
 
     def __init__(self, checkpoint: Path, device: str, num_tokens: int, num_slots: int) -> None:
         pages = num_tokens // PAGE_TOKENS
         self.memory = DeviceMemory(torch.device(device), torch.float32, pages, PAGE_TOKENS, num_slots)
         self.model = load_checkpoint(checkpoint, self.memory)
+        if any(mixer.rotary is not None for mixer in self.model.linear_mixers):
+            raise ValueError(f"{checkpoint}: linear layers with rotary position cannot be evaluated yet")
         self.arena = Arena(pages)
         self.num_slots = num_slots
 

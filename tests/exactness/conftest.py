@@ -31,4 +31,4 @@ def make_rig(checkpoints: CheckpointFactory, variant: Variant, device: torch.dev
 @pytest.fixture
 def reference(checkpoints: CheckpointFactory, variant: Variant) -> ReferenceModel:
     """The variant's model in fp64."""
-    return ReferenceModel(checkpoints.model(variant))
+    return ReferenceModel(checkpoints.taken_apart(variant))

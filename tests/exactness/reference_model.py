@@ -1,26 +1,126 @@
 """A whole model in fp64 from the public implementation's weights: full recompute, capture, and composition.
 
-Written a second time, token by token and with dense attention, so that the engine's own forms are not their own judge.
+Projections, norms and feed-forward blocks are the public implementation's own, in fp64; what mixes tokens is written a
+second time, token by token and with dense attention, so that the engine's own forms are not their own judge.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from tests.exactness.reference import Maps, Tokens, attend, body_maps, convolve, rotate, run_delta
+from tests.exactness.reference import Maps, Tokens, attend, body_maps, convolve, run_tokens
 
-__all__ = ["AttentionRecord", "LinearRecord", "Part", "Record", "ReferenceModel"]
+__all__ = [
+    "AttentionRecord",
+    "LinearRecord",
+    "Part",
+    "Projections",
+    "Record",
+    "ReferenceAttention",
+    "ReferenceFamily",
+    "ReferenceLayer",
+    "ReferenceLinear",
+    "ReferenceModel",
+]
+
+
+class ReferenceLinear(ABC):
+    """A family's linear layer, taken apart. Hidden states are normed `[N, hidden]`, fp64."""
+
+    #: Taps `[C, K]` of the short convolution, None without one.
+    taps: torch.Tensor | None = None
+    #: Whether keys carry rotary position, so that states must be turned to where they are used.
+    turns: bool = False
+
+    @abstractmethod
+    def rows(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows `[N, C]` ahead of the convolution."""
+
+    @abstractmethod
+    def tokens(self, rows: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor) -> Tokens:
+        """Rows behind the convolution, before any activation, to what the tokens bring."""
+
+    @abstractmethod
+    def outputs(self, mixed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """The recurrence's outputs `[N, H, V]` to `[N, hidden]`."""
+
+    @abstractmethod
+    def public(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The public module over a whole sequence `[N, hidden]` from position 0."""
+
+    def turn(self, state: torch.Tensor, places: int) -> torch.Tensor:
+        """A state `[H, K, V]` moved by so many positions."""
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """Queries `[N, Hq, D]`, keys `[N, Hkv, D]` before rotation, values `[N, Hkv, Dv]`."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class ReferenceAttention(ABC):
+    """A family's attention layer, taken apart. Hidden states are normed `[N, hidden]`, fp64."""
+
+    scale: float
+    #: Whether queries and keys carry rotary position.
+    turns: bool = True
+
+    @abstractmethod
+    def project(self, hidden: torch.Tensor) -> Projections:
+        """Heads before rotation."""
+
+    @abstractmethod
+    def rotate(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Queries or keys `[N, H, D]` at positions `[N]`."""
+
+    @abstractmethod
+    def outputs(self, mixed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Attention's outputs `[N, Hq, Dv]` to `[N, hidden]`."""
+
+
+class ReferenceLayer(Protocol):
+    """A decoder layer: its mixer, and the frame around it."""
+
+    @property
+    def mixer(self) -> ReferenceLinear | ReferenceAttention: ...
+
+    def run(self, hidden: torch.Tensor, mix: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Hidden states after the layer; `mix` takes the mixer's normed input."""
+        ...
+
+
+class ReferenceFamily(Protocol):
+    """A public model, taken apart."""
+
+    @property
+    def layers(self) -> Sequence[ReferenceLayer]: ...
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids `[N]` to hidden states."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states behind the last layer to logits."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearRecord:
-    """What a linear layer keeps of a body."""
+    """What a linear layer keeps of a body: its maps as if its first token stood at position 0, and the tail.
+
+    turned_by: how many positions the maps' state is turned too little at use (a control).
+    """
 
     maps: Maps
     tail: torch.Tensor
+    turned_by: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +155,26 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _LinearTrace:
+    mixer: ReferenceLinear
     rows: torch.Tensor
     tokens: Tokens
+
+    def record(self, start: int) -> LinearRecord:
+        """The record of everything from token `start` on."""
+        maps = body_maps(self.tokens[start:])
+        rebased = Maps(maps.transition, self.mixer.turn(maps.end_state, -start))
+        history = 0 if self.mixer.taps is None else self.mixer.taps.shape[1] - 1
+        return LinearRecord(rebased, self.rows[len(self.rows) - history :])
 
 
 @dataclass(frozen=True, slots=True)
 class _AttentionTrace:
     keys: torch.Tensor
     values: torch.Tensor
+
+    def record(self, start: int) -> AttentionRecord:
+        """The record of everything from token `start` on."""
+        return AttentionRecord(self.keys[start:], self.values[start:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +189,19 @@ class _Ran:
     traces: list[_LinearTrace | _AttentionTrace]
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A part at its true position; rows: its live tokens among all live tokens."""
+
+    part: Part
+    rows: slice
+    position: int
+
+    @property
+    def body_position(self) -> int:
+        return self.position + self.part.num_live
+
+
 Visibility = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -86,16 +211,15 @@ def causal(query_positions: torch.Tensor, key_positions: torch.Tensor) -> torch.
 
 
 class ReferenceModel:
-    """Works on a copy of a public model's weights. Qwen3.5 layers."""
+    """Full recompute, capture and composition of one family's model in fp64."""
 
-    def __init__(self, public: Any) -> None:  # noqa: ANN401 # transformers ships no types
-        self._weights: dict[str, torch.Tensor] = {
-            name: value.detach().double() for name, value in public.state_dict().items()
-        }
-        self._config = public.config
-        rope = public.config.rope_parameters
-        self._theta = float(rope["rope_theta"])
-        self._rotary_dim = int(public.config.head_dim * float(rope["partial_rotary_factor"]))
+    def __init__(self, family: ReferenceFamily) -> None:
+        self.family = family
+
+    @property
+    def mixers(self) -> list[ReferenceLinear | ReferenceAttention]:
+        """Every layer's mixer."""
+        return [layer.mixer for layer in self.family.layers]
 
     def logits(self, parts: Sequence[Part], visible: Visibility = causal) -> torch.Tensor:
         """Logits `[n, vocabulary]` of all live tokens of a prompt."""
@@ -104,125 +228,81 @@ class ReferenceModel:
     def capture(self, prime: tuple[int, ...], token_ids: tuple[int, ...], seam_window: int) -> Record:
         """The record of a segment alone behind the prime."""
         traces = self._run([Part(prime + token_ids)], causal).traces
-        body = slice(len(prime) + seam_window, None)
-        layers: list[LinearRecord | AttentionRecord] = []
-        for trace in traces:
-            if isinstance(trace, _LinearTrace):
-                history = self._config.linear_conv_kernel_dim - 1
-                layers.append(LinearRecord(body_maps(trace.tokens[body]), trace.rows[-history:]))
-            else:
-                layers.append(AttentionRecord(trace.keys[body], trace.values[body]))
-        return Record(seam_window, tuple(layers))
+        start = len(prime) + seam_window
+        return Record(seam_window, tuple(trace.record(start) for trace in traces))
 
+    @torch.inference_mode()
     def _run(self, parts: Sequence[Part], visible: Visibility) -> _Ran:
+        placed: list[_Placed] = []
+        row = position = 0
+        for part in parts:
+            placed.append(_Placed(part, slice(row, row + part.num_live), position))
+            row, position = row + part.num_live, position + len(part.token_ids)
         token_ids = [token for part in parts for token in part.token_ids[: part.num_live]]
-        hidden = self._weights["model.embed_tokens.weight"][token_ids]
-        traces = []
-        for layer, kind in enumerate(self._config.layer_types):
-            name = f"model.layers.{layer}"
-            normed = self._norm(hidden, f"{name}.input_layernorm")
-            if kind == "linear_attention":
-                mixed = self._linear(normed, f"{name}.linear_attn", layer, parts)
-            else:
-                mixed = self._attention(normed, f"{name}.self_attn", layer, parts, visible)
-            traces.append(mixed.trace)
-            hidden = hidden + mixed.outputs
-            hidden = hidden + self._feed_forward(self._norm(hidden, f"{name}.post_attention_layernorm"), f"{name}.mlp")
-        return _Ran(self._project(self._norm(hidden, "model.norm"), "lm_head"), traces)
+        hidden = self.family.embed(torch.tensor(token_ids))
+        traces: list[_LinearTrace | _AttentionTrace] = []
+        for index, layer in enumerate(self.family.layers):
 
-    def _project(self, hidden: torch.Tensor, name: str) -> torch.Tensor:
-        return hidden @ self._weights[f"{name}.weight"].T
+            def mix(normed: torch.Tensor, index: int = index) -> torch.Tensor:
+                mixer = self.mixers[index]
+                if isinstance(mixer, ReferenceLinear):
+                    mixed = _mix_linear(mixer, normed, index, placed)
+                else:
+                    mixed = _mix_attention(mixer, normed, index, placed, visible)
+                traces.append(mixed.trace)
+                return mixed.outputs
 
-    def _norm(self, hidden: torch.Tensor, name: str) -> torch.Tensor:
-        scale = (hidden.square().mean(-1, keepdim=True) + self._config.rms_norm_eps).rsqrt()
-        normed: torch.Tensor = hidden * scale * (1 + self._weights[f"{name}.weight"])
-        return normed
+            hidden = layer.run(hidden, mix)
+        return _Ran(self.family.logits(hidden), traces)
 
-    def _feed_forward(self, hidden: torch.Tensor, name: str) -> torch.Tensor:
-        gate, up = self._project(hidden, f"{name}.gate_proj"), self._project(hidden, f"{name}.up_proj")
-        return self._project(F.silu(gate) * up, f"{name}.down_proj")
 
-    def _linear(self, hidden: torch.Tensor, name: str, layer: int, parts: Sequence[Part]) -> _Mixed:
-        config, weights = self._config, self._weights
-        rows = self._project(hidden, f"{name}.in_proj_qkv")
-        taps = weights[f"{name}.conv1d.weight"][:, 0]
-        tail = rows.new_zeros(config.linear_conv_kernel_dim - 1, rows.shape[1])
-        heads = config.linear_num_value_heads
-        state = rows.new_zeros(heads, config.linear_key_head_dim, config.linear_value_head_dim)
-        outputs, pieces, start = [], [], 0
-        for part in parts:
-            run = slice(start, start + part.num_live)
-            start = run.stop
-            tokens = self._tokens(convolve(rows[run], taps, tail), hidden[run], name)
-            ran = run_delta(tokens, state)
-            outputs.append(ran.outputs)
-            pieces.append(tokens)
-            state, tail = ran.state, torch.cat([tail, rows[run]])[-tail.shape[0] :]
-            if part.record is not None:
-                record = part.record.layers[layer]
-                assert isinstance(record, LinearRecord)
-                state = record.maps.transition @ state + record.maps.end_state
-                tail = record.tail
-        gate = self._project(hidden, f"{name}.in_proj_z").unflatten(-1, (heads, -1))
-        mixed = torch.cat(outputs)
-        scale = (mixed.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
-        normed = mixed * scale * weights[f"{name}.norm.weight"] * F.silu(gate)
-        return _Mixed(
-            self._project(normed.flatten(1), f"{name}.out_proj"), _LinearTrace(rows, Tokens.concatenate(pieces))
-        )
+def _live_positions(placed: Sequence[_Placed]) -> torch.Tensor:
+    return torch.cat([torch.arange(own.position, own.body_position) for own in placed])
 
-    def _tokens(self, convolved: torch.Tensor, hidden: torch.Tensor, name: str) -> Tokens:
-        config, weights = self._config, self._weights
-        keys = config.linear_num_key_heads * config.linear_key_head_dim
-        values = config.linear_num_value_heads * config.linear_value_head_dim
-        q, k, v = F.silu(convolved).split([keys, keys, values], dim=-1)
-        repeats: int = config.linear_num_value_heads // config.linear_num_key_heads
 
-        def unit(flat: torch.Tensor) -> torch.Tensor:
-            heads = flat.unflatten(-1, (config.linear_num_key_heads, -1))
-            normed: torch.Tensor = heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-            return normed.repeat_interleave(repeats, dim=1)
+def _mix_linear(mixer: ReferenceLinear, hidden: torch.Tensor, layer: int, placed: Sequence[_Placed]) -> _Mixed:
+    rows, positions = mixer.rows(hidden), _live_positions(placed)
+    history = 0 if mixer.taps is None else mixer.taps.shape[1] - 1
+    tail = rows.new_zeros(history, rows.shape[1])
+    state: torch.Tensor | None = None
+    outputs, pieces = [], []
+    for own in placed:
+        convolved = rows[own.rows] if mixer.taps is None else convolve(rows[own.rows], mixer.taps, tail)
+        tokens = mixer.tokens(convolved, hidden[own.rows], positions[own.rows])
+        if state is None:
+            state = tokens.v.new_zeros(tokens.k.shape[1], tokens.k.shape[2], tokens.v.shape[2])
+        ran = run_tokens(tokens, state)
+        outputs.append(ran.outputs)
+        pieces.append(tokens)
+        state, tail = ran.state, torch.cat([tail, rows[own.rows]])[own.part.num_live :]
+        if own.part.record is not None:
+            record = own.part.record.layers[layer]
+            assert isinstance(record, LinearRecord)
+            end_state = mixer.turn(record.maps.end_state, own.body_position - record.turned_by)
+            state = record.maps.transition @ state + end_state
+            tail = record.tail
+    mixed = mixer.outputs(torch.cat(outputs), hidden)
+    return _Mixed(mixed, _LinearTrace(mixer, rows, Tokens.concatenate(pieces)))
 
-        steps = F.softplus(self._project(hidden, f"{name}.in_proj_a") + weights[f"{name}.dt_bias"])
-        return Tokens(
-            q=unit(q) * config.linear_key_head_dim**-0.5,
-            k=unit(k),
-            v=v.unflatten(-1, (config.linear_num_value_heads, -1)),
-            decay=(-weights[f"{name}.A_log"].exp() * steps).exp(),
-            beta=self._project(hidden, f"{name}.in_proj_b").sigmoid(),
-        )
 
-    def _attention(
-        self, hidden: torch.Tensor, name: str, layer: int, parts: Sequence[Part], visible: Visibility
-    ) -> _Mixed:
-        config = self._config
-        queries = self._project(hidden, f"{name}.q_proj").unflatten(-1, (config.num_attention_heads, -1))
-        queries, gate = queries.chunk(2, dim=-1)
-        queries = self._norm(queries, f"{name}.q_norm")
-        keys = self._project(hidden, f"{name}.k_proj").unflatten(-1, (config.num_key_value_heads, -1))
-        keys = self._norm(keys, f"{name}.k_norm")
-        values = self._project(hidden, f"{name}.v_proj").unflatten(-1, (config.num_key_value_heads, -1))
-        all_keys, all_values, places, own, position, start = [keys], [values], [], [], 0, 0
-        stored_places = []
-        for part in parts:
-            own.append(torch.arange(position, position + part.num_live))
-            start += part.num_live
-            if part.record is not None:
-                record = part.record.layers[layer]
-                assert isinstance(record, AttentionRecord)
-                all_keys.append(record.keys)
-                all_values.append(record.values)
-                stored_places.append(torch.arange(position + part.num_live, position + len(part.token_ids)))
-                places.append(stored_places[-1] + record.shift)
-            position += len(part.token_ids)
-        query_places = torch.cat(own)
-        turned = rotate(torch.cat(all_keys), torch.cat([query_places, *places]), self._theta, self._rotary_dim)
-        mixed = attend(
-            rotate(queries, query_places, self._theta, self._rotary_dim),
-            turned,
-            torch.cat(all_values),
-            visible(query_places, torch.cat([query_places, *stored_places])),
-            config.head_dim**-0.5,
-        )
-        outputs = self._project((mixed * gate.sigmoid()).flatten(1), f"{name}.o_proj")
-        return _Mixed(outputs, _AttentionTrace(keys, values))
+def _mix_attention(
+    mixer: ReferenceAttention, hidden: torch.Tensor, layer: int, placed: Sequence[_Placed], visible: Visibility
+) -> _Mixed:
+    own, positions = mixer.project(hidden), _live_positions(placed)
+    keys, values, places, read_places = [own.keys], [own.values], [positions], [positions]
+    for each in placed:
+        if each.part.record is not None:
+            record = each.part.record.layers[layer]
+            assert isinstance(record, AttentionRecord)
+            keys.append(record.keys)
+            values.append(record.values)
+            places.append(torch.arange(each.body_position, each.position + len(each.part.token_ids)))
+            read_places.append(places[-1] + record.shift)
+    mixed = attend(
+        mixer.rotate(own.queries, positions),
+        mixer.rotate(torch.cat(keys), torch.cat(read_places)),
+        torch.cat(values),
+        visible(positions, torch.cat(places)),
+        mixer.scale,
+    )
+    return _Mixed(mixer.outputs(mixed, hidden), _AttentionTrace(own.keys, own.values))

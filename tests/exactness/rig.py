@@ -16,6 +16,7 @@ from services.worker.engine.loop import Engine
 from services.worker.engine.requests import GenerateRequest, PromptPart
 from services.worker.engine.sampling import Sampler, SamplingOptions
 from services.worker.engine.states import PrefixState, SegmentState
+from services.worker.mixers.batch import LinearPlane
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.registry import load_checkpoint
 
@@ -26,6 +27,7 @@ __all__ = [
     "assert_close",
     "assert_far",
     "create_context",
+    "dense_transition",
     "draw_ids",
     "finish",
     "poison",
@@ -52,6 +54,13 @@ def assert_far(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 
     """A negative control: wrong by at least ten times what `assert_close` forgives."""
     error = relative_error(actual, expected)
     assert error >= 10 * tolerance, f"relative error {error:.2e} would hardly be seen"
+
+
+def dense_transition(plane: LinearPlane) -> torch.Tensor:
+    """A plane's transition as matrices `[H, K, K]`."""
+    if plane.transition.shape[-1] > 1:
+        return plane.transition
+    return torch.diag_embed(plane.transition[..., 0].expand(plane.end_state.shape[:2]))
 
 
 def draw_ids(count: int, seed: int, vocab_size: int = 211) -> tuple[int, ...]:
@@ -173,6 +182,6 @@ class PassRig:
         """The fixture's own guard: transitions that matter, or every test after it is blind."""
         for plane in state.planes:
             assert bool(((plane.decay >= 0.05) & (plane.decay <= 0.95)).all()), plane.decay
-            norms = torch.linalg.matrix_norm(plane.transition, ord=2)
+            norms = torch.linalg.matrix_norm(dense_transition(plane), ord=2)
             assert int((norms > 0.1).sum()) * 2 >= norms.numel(), norms
             assert bool((norms <= plane.decay * 1.001).all()), "the product of decays bounds the transition"

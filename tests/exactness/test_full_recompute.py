@@ -95,7 +95,10 @@ def test_a_prefix_needs_both_halves(rig: PassRig, expected: torch.Tensor) -> Non
     first.prompt.release(rig.context)
     snapshot = first.snapshots[0]
     assert_close(rig.logits(CombinePart(IDS[60:64]), prefix=snapshot), expected[63])
-    for half in ("state", "tail"):
+    if not snapshot.snapshots:
+        pytest.skip("the family has no recurrent state")
+    halves = ["state", "tail"] if snapshot.snapshots[0].tail.numel() else ["state"]
+    for half in halves:
         broken = tuple(_without(half, each) for each in snapshot.snapshots)
         logits = rig.logits(CombinePart(IDS[60:64]), prefix=replace(snapshot, snapshots=broken))
         assert_far(logits, expected[63])

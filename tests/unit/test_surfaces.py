@@ -23,7 +23,7 @@ SURFACES = {
         "FinishedEvent", "GenerateEvent", "GenerateRequest", "PrefilledEvent", "PromptPart", "PromptTooLargeError",
         "ServedPart", "Serving", "SnapshotOrder", "StoredSnapshot", "TokenEvent",
     ],
-    "services.worker.ops.delta_rule.naive": ["scan", "step", "walk"],
+    "services.worker.ops.recurrence.naive": ["scan", "step", "walk"],
     "services.worker.ops.short_conv.naive": ["step", "walk"],
     "services.worker.ops.paged_attention.naive": ["attend"],
     "services.common.content": ["HASH_BYTES", "chain_hash", "content_hash"],

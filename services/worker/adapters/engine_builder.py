@@ -7,11 +7,9 @@ from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
 from services.worker.engine.pages import NoRoomError
-from services.worker.mixers.gated_attention import FullAttentionShape
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.errors import CheckpointError
 from services.worker.models.registry import load_checkpoint
-from services.worker.models.spec import ModelSpec
 from services.worker.settings import WorkerSettings
 
 __all__ = ["build_engine"]
@@ -27,7 +25,8 @@ def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
         raise CheckpointError(f"HYPIC_WORKER_DEVICE is {settings.device} but torch sees no GPU; set it to cpu")
     torch.set_num_threads(settings.torch_threads)
     dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
-    num_pages = settings.page_bytes // (_token_bytes(served.spec, dtype) * settings.page_tokens)
+    # A model without attention layers keeps nothing of a token; its pages are counted as if it kept a byte.
+    num_pages = settings.page_bytes // (max(1, served.spec.token_bytes(dtype.itemsize)) * settings.page_tokens)
     if num_pages * settings.page_tokens < 2 * served.spec.conv_history + served.profile.seam_window + 2:
         raise CheckpointError(
             f"HYPIC_WORKER_PAGE_BYTES of {settings.page_bytes} holds only {num_pages} pages; raise it"
@@ -51,11 +50,3 @@ def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
             f"HYPIC_WORKER_PAGE_BYTES of {settings.page_bytes} does not hold the profile's prime of"
             f" {len(served.prime_ids)} tokens ({error}); raise it"
         ) from error
-
-
-def _token_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Keys and values of one token over all attention layers; at least 1, for models without any."""
-    per_layer = (
-        2 * shape.num_kv_heads * shape.head_dim for shape in spec.mixers if isinstance(shape, FullAttentionShape)
-    )
-    return max(1, sum(per_layer) * dtype.itemsize)

@@ -175,5 +175,7 @@ class CapturePass:
 
     def _finish(self, segment: _Segment) -> SegmentState:
         self._context.pages.release(segment.seam_pages)
-        planes = tuple(carry.finish() for carry in segment.carries)
+        body = self._start + segment.seam_window
+        mixers = self._context.model.linear_mixers
+        planes = tuple(mixer.finish(carry, body) for mixer, carry in zip(mixers, segment.carries, strict=True))
         return SegmentState(segment.token_ids, segment.seam_window, planes, segment.body_pages)

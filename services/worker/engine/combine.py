@@ -206,6 +206,7 @@ class CombinePass:
             tables=[layout.table],
             slots=context.integers([self.prompt.slot]),
             planes=[None if state is None else state.planes for state in states],
+            body_positions=[run.first + len(run.token_ids) for run in layout.runs],
             keep_after=frozenset(index for index, run in enumerate(layout.runs) if plan.parts[run.part].keep),
         )
 

@@ -7,7 +7,7 @@ import torch
 from services.worker.engine.pages import PageAllocator, SlotAllocator
 from services.worker.engine.states import StateStore
 from services.worker.mixers.state import DeviceMemory
-from services.worker.models.spec import Model
+from services.worker.models.decoder import Model
 
 __all__ = ["CaptureProfile", "EngineContext"]
 

@@ -7,7 +7,7 @@ import torch
 
 from services.worker.engine.context import EngineContext
 from services.worker.engine.states import SegmentState, page_rows
-from services.worker.mixers.gated_delta import GatedDeltaShape
+from services.worker.mixers.shapes import StateShape
 
 __all__ = ["Plane", "layer_planes"]
 
@@ -24,10 +24,10 @@ class Plane:
 
 
 def layer_planes(context: EngineContext, state: SegmentState) -> Iterator[list[Plane]]:
-    """The planes of every layer of the model, in order; keys and values of body tokens without their pages' padding."""
+    """The planes of every layer of the model, in order; pages' planes of body tokens without the pages' padding."""
     linear, attention = 0, 0
-    for layer, shape in enumerate(context.model.spec.mixers):
-        if isinstance(shape, GatedDeltaShape):
+    for layer, kept in enumerate(context.model.spec.kept):
+        if isinstance(kept, StateShape):
             plane = state.planes[linear]
             linear += 1
             yield [
@@ -40,10 +40,7 @@ def layer_planes(context: EngineContext, state: SegmentState) -> Iterator[list[P
             pool = context.memory.page_pools[attention]
             attention += 1
             slots = _body_slots(context, state)
-            yield [
-                _plane(layer, "keys", pool.keys.flatten(0, 1)[slots]),
-                _plane(layer, "values", pool.values.flatten(0, 1)[slots]),
-            ]
+            yield [_plane(layer, name, tensor) for name, tensor in pool.planes(slots).items()]
 
 
 def _body_slots(context: EngineContext, state: SegmentState) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from services.worker.ops.layout import PartWalk
+from services.worker.ops.layout import PartWalk, apply_transition
 from services.worker.ops.paged_attention import PageTable
 
 __all__ = [
@@ -25,8 +25,9 @@ __all__ = [
 class LinearPlane:
     """What one linear layer keeps of a segment's body.
 
-    transition `[H, K, K]` and end_state `[H, K, V]` in fp32; tail `[taps − 1, C]` in the model's dtype; decay `[H]`: the
-    product of the body's decays, which bounds the transition's spectral norm.
+    transition (in the form that its `StateShape` names) and end_state `[H, K, V]` in fp32; tail `[taps − 1, C]` in the
+    model's dtype; decay `[H]`: the product of the body's slowest decays, which bounds the transition's spectral norm.
+    Where keys carry rotary position, end_state stands as if the body's first token were at position 0.
     """
 
     transition: torch.Tensor
@@ -45,8 +46,12 @@ class LinearSnapshot:
 
 @dataclass(slots=True)
 class LinearSlots:
-    """The running states of one linear layer: states `[slots, H, K, V]` fp32, tails `[slots, taps − 1, C]`."""
+    """The running states of one linear layer: states `[slots, H, K, V]` fp32, tails `[slots, taps − 1, C]`.
 
+    index: which of the model's linear layers it is.
+    """
+
+    index: int
     states: torch.Tensor
     tails: torch.Tensor
 
@@ -73,7 +78,7 @@ class LinearCarry:
         """
         if self.seam_state is None or self.transition is None:
             raise ValueError("the segment has no body")
-        end_state = torch.baddbmm(self.state, self.transition, self.seam_state, alpha=-1)
+        end_state = self.state - apply_transition(self.transition, self.seam_state)
         decay = torch.cat(self.log_decays).sum(0).exp()
         # The carry may be a view of everything it was packed with, which must not live as long as the plane.
         return LinearPlane(self.transition.clone(), end_state, self.tail.clone(), decay)
@@ -106,8 +111,9 @@ class CombineBatch:
     """The live tokens of all parts of the requests of one combine pass, packed in prompt order.
 
     positions `[N]` true; write_slots `[N]` flat slots of the page pool; cu_queries `[B + 1]`; slots `[B]` state slots;
-    planes: every part's stored planes, one a linear layer, None for a part without a stored body; keep_after: parts whose
-    end state is wanted as a snapshot.
+    planes: every part's stored planes, one a linear layer, None for a part without a stored body; body_positions: the true
+    position of the token behind every part's live run, a stored body's first; keep_after: parts whose end state is wanted
+    as a snapshot.
     """
 
     walk: PartWalk
@@ -117,6 +123,7 @@ class CombineBatch:
     tables: Sequence[PageTable]
     slots: torch.Tensor
     planes: Sequence[Sequence[LinearPlane] | None]
+    body_positions: Sequence[int]
     keep_after: frozenset[int] = frozenset()
     kept: dict[int, list[LinearSnapshot]] = field(default_factory=dict)
 

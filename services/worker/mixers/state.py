@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 
 from services.worker.mixers.batch import LinearSlots
-from services.worker.mixers.gated_attention import FullAttentionShape, PagePool
-from services.worker.mixers.gated_delta import GatedDeltaShape
+from services.worker.mixers.paged_attention import PagePool
+from services.worker.mixers.shapes import PageShape, StateShape
 
 __all__ = ["DeviceMemory"]
 
@@ -26,26 +26,33 @@ class DeviceMemory:
     page_pools: list[PagePool] = field(default_factory=list)
     linear_slots: list[LinearSlots] = field(default_factory=list)
 
-    def add_page_pool(self, shape: FullAttentionShape) -> PagePool:
+    def add_page_pool(self, shape: PageShape) -> PagePool:
         """The pool of the next attention layer."""
-        size = (self.num_pages, self.page_size, shape.num_kv_heads, shape.head_dim)
-        pool = PagePool(
-            torch.empty(size, device=self.device, dtype=self.dtype),
-            torch.empty(size, device=self.device, dtype=self.dtype),
-        )
+        keys = self._page_tensor(shape.num_kv_heads, shape.key_dim)
+        if shape.latent:
+            pool = PagePool(keys, keys[..., -shape.value_dim :], latent=True)
+        else:
+            pool = PagePool(keys, self._page_tensor(shape.num_kv_heads, shape.value_dim))
         self.page_pools.append(pool)
         return pool
 
-    def add_linear_slots(self, shape: GatedDeltaShape) -> LinearSlots:
+    def _page_tensor(self, heads: int, channels: int) -> torch.Tensor:
+        size = (self.num_pages, self.page_size, heads, channels)
+        return torch.empty(size, device=self.device, dtype=self.dtype)
+
+    def add_linear_slots(self, shape: StateShape) -> LinearSlots:
         """The running states of the next linear layer."""
+        state = (self.num_slots, shape.num_heads, shape.key_dim, shape.value_dim)
+        tail = (self.num_slots, shape.conv_taps - 1, shape.conv_channels)
         slots = LinearSlots(
-            torch.zeros(self.num_slots, shape.num_value_heads, shape.key_dim, shape.value_dim, device=self.device),
-            torch.zeros(self.num_slots, shape.conv_taps - 1, shape.conv_channels, device=self.device, dtype=self.dtype),
+            len(self.linear_slots),
+            torch.zeros(state, device=self.device),
+            torch.zeros(tail, device=self.device, dtype=self.dtype),
         )
         self.linear_slots.append(slots)
         return slots
 
     @property
     def bytes_per_token(self) -> int:
-        """Keys and values of one token over all attention layers."""
-        return sum(pool.keys[0, 0].nbytes + pool.values[0, 0].nbytes for pool in self.page_pools)
+        """What one token keeps over all attention layers."""
+        return sum(pool.bytes_per_token for pool in self.page_pools)

@@ -8,8 +8,9 @@ from typing import Any
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models import qwen3_5
 from services.worker.models.checkpoint import Checkpoint, read_json
+from services.worker.models.decoder import Model
 from services.worker.models.errors import CheckpointError
-from services.worker.models.spec import Model, ModelSpec
+from services.worker.models.spec import ModelSpec
 
 __all__ = ["FAMILIES", "Family", "load_checkpoint", "read_checkpoint_spec"]
 
@@ -27,6 +28,10 @@ FAMILIES = (Family(qwen3_5.MODEL_TYPES, qwen3_5.read_spec, qwen3_5.load_model),)
 
 
 def _family(directory: Path, config: Mapping[str, Any]) -> Family:
+    if "quantization_config" in config:
+        raise CheckpointError(
+            f"{directory / 'config.json'}: quantization_config: quantised checkpoints are not supported; use the bf16 release"
+        )
     model_type = config.get("model_type")
     for family in FAMILIES:
         if model_type in family.model_types:

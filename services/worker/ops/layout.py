@@ -4,14 +4,22 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Body", "PartWalk"]
+__all__ = ["Body", "PartWalk", "apply_transition"]
+
+
+def apply_transition(transition: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """`T · state` of states `[..., K, V]`.
+
+    A transition is dense `[..., K, K]`, diagonal `[..., K, 1]`, or a number a head `[..., 1, 1]`.
+    """
+    return transition * state if transition.shape[-1] == 1 else transition @ state
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a stored segment body does to a recurrent state: `state_out = transition @ state_in + end_state`.
+    """What a stored segment body does to a recurrent state: `state_out = transition · state_in + end_state`.
 
-    transition: `[H, K, K]` fp32, or None where the body forgets everything before it.
+    transition in fp32, in one of the forms of `apply_transition`, or None where the body forgets everything before it.
     end_state: `[H, K, V]` fp32, the state after the body from a zero start.
     """
 
@@ -22,7 +30,7 @@ class Body:
         """The state `[H, K, V]` after the body."""
         if self.transition is None:
             return self.end_state.clone()
-        return torch.baddbmm(self.end_state, self.transition, state)
+        return self.end_state + apply_transition(self.transition, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Rotary position embedding over the first channels of a head, half-split pairing (NeoX style).
+"""Rotary position embedding over the first channels of a head, half-split pairing (NeoX style) or interleaved (GPT-J style).
 
 Source: Su et al., RoFormer (arXiv 2104.09864); partial rotation as in GPT-NeoX. Angles are computed in fp32 and each
 vector is rotated once: rotating stored keys there and back would add error.
@@ -13,20 +13,35 @@ __all__ = ["Rotary"]
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Frequencies `[D_rot / 2]` in radians a token; a head's channels from `D_rot` on are left alone."""
+    """Frequencies `[D_rot / 2]` in radians a token; a head's channels from `D_rot` on are left alone.
+
+    interleaved: channels `2i` and `2i + 1` turn together, not `i` and `i + D_rot / 2`.
+    """
 
     frequencies: torch.Tensor
+    interleaved: bool = False
 
     @classmethod
-    def create(cls, theta: float, rotary_dim: int, device: torch.device) -> "Rotary":
+    def create(cls, theta: float, rotary_dim: int, device: torch.device, interleaved: bool = False) -> "Rotary":
         """Frequencies `theta^(−2i / rotary_dim)`."""
         exponents = torch.arange(0, rotary_dim, 2, device=device, dtype=torch.float32) / rotary_dim
-        return cls(1.0 / theta**exponents)
+        return cls(1.0 / theta**exponents, interleaved)
 
     def rotate(self, heads: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Heads `[..., H, D]` rotated by integer places `[...]`; negative places turn back."""
         half = self.frequencies.shape[0]
         angles = places.to(self.frequencies.dtype)[..., None, None] * self.frequencies
         cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
-        first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+        turned, rest = heads[..., : 2 * half], heads[..., 2 * half :]
+        if self.interleaved:
+            first, second = turned.unflatten(-1, (half, 2)).unbind(-1)
+            pairs = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
+            return torch.cat([pairs.flatten(-2), rest], dim=-1)
+        first, second = turned[..., :half], turned[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+    def rotate_state(self, state: torch.Tensor, place: int) -> torch.Tensor:
+        """A recurrent state `[H, K, V]` of rotated keys moved by `place` positions: its K rows turn as its keys would."""
+        columns = state.permute(2, 0, 1)
+        places = torch.full(columns.shape[:1], place, device=state.device)
+        return self.rotate(columns, places).permute(1, 2, 0).contiguous()

@@ -103,9 +103,9 @@ def test_half_precision_weights_are_read_in_the_engines_dtype(
 
 
 def test_layer_types_follow_from_the_interval(directory: Path) -> None:
-    kinds = read_checkpoint_spec(directory).mixers
+    kinds = read_checkpoint_spec(directory).layers
     _edit_config(directory, layer_types=None, full_attention_interval=3)
-    assert read_checkpoint_spec(directory).mixers == kinds
+    assert read_checkpoint_spec(directory).layers == kinds
 
 
 def test_no_checkpoint(tmp_path: Path, device: torch.device) -> None:

@@ -1,28 +1,43 @@
-"""The gated delta rule token by token: the truth that every faster form is tested against. Any float dtype."""
+"""The recurrence token by token: the truth that every faster form is tested against. Any float dtype."""
 
 from collections.abc import Collection, Sequence
 
 import torch
 
-from services.worker.ops.delta_rule.types import DeltaInputs, ScanResult, WalkResult
 from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.recurrence.types import RecurrenceInputs, ScanResult, WalkResult
 
 __all__ = ["scan", "step", "walk"]
 
 
-def _step(columns: torch.Tensor, inputs: DeltaInputs, token: int, values: torch.Tensor) -> torch.Tensor:
-    """One token on columns `[H, K, X]` with values `[H, X]`: decay first, then read, then write."""
-    key = inputs.k[token]
-    decayed = inputs.log_decay[token].exp()[:, None, None] * columns
+def _step(columns: torch.Tensor, inputs: RecurrenceInputs, token: int, values: torch.Tensor) -> torch.Tensor:
+    """One token on columns `[H, K, X]` with values `[H, X]`: decay first, then read and erase, then write."""
+    key, log_decay = inputs.k[token], inputs.log_decay[token]
+    decay = log_decay.exp() if log_decay.ndim == 2 else log_decay.exp()[:, None]
+    decayed = decay[:, :, None] * columns
+    if inputs.beta is None:
+        return decayed + key[:, :, None] * values[:, None, :]
     read = torch.einsum("hk,hkx->hx", key, decayed)
     written = inputs.beta[token][:, None] * (values - read)
     return decayed + key[:, :, None] * written[:, None, :]
 
 
+def _step_transition(transition: torch.Tensor, inputs: RecurrenceInputs, token: int) -> torch.Tensor:
+    """One token on a transition, which brings no value; without an erasure its form stays a number or a diagonal."""
+    if inputs.beta is not None:
+        return _step(transition, inputs, token, torch.zeros_like(inputs.k[token]))
+    log_decay = inputs.log_decay[token]
+    decay: torch.Tensor = log_decay.exp().reshape(log_decay.shape[0], -1, 1)
+    return decay * transition
+
+
 def scan(
-    inputs: DeltaInputs, cu_runs: Sequence[int], states: torch.Tensor, transitions: torch.Tensor | None
+    inputs: RecurrenceInputs, cu_runs: Sequence[int], states: torch.Tensor, transitions: torch.Tensor | None
 ) -> ScanResult:
-    """Independent runs, each from its own state `[R, H, K, V]` and, where given, transition `[R, H, K, K]`."""
+    """Independent runs, each from its own state `[R, H, K, V]` and, where given, transition.
+
+    Transitions are `[R, H, K, K]` of a delta rule, else `[R, H, 1, 1]`, or `[R, H, K, 1]` for decays of every channel.
+    """
     outputs = torch.empty_like(inputs.v)
     end_states = states.clone()
     end_transitions = None if transitions is None else transitions.clone()
@@ -31,13 +46,12 @@ def scan(
             end_states[run] = _step(end_states[run], inputs, token, inputs.v[token])
             outputs[token] = torch.einsum("hk,hkv->hv", inputs.q[token], end_states[run])
             if end_transitions is not None:
-                nothing = torch.zeros_like(inputs.k[token])
-                end_transitions[run] = _step(end_transitions[run], inputs, token, nothing)
+                end_transitions[run] = _step_transition(end_transitions[run], inputs, token)
     return ScanResult(outputs, end_states, end_transitions)
 
 
 def walk(
-    inputs: DeltaInputs,
+    inputs: RecurrenceInputs,
     parts: PartWalk,
     states: torch.Tensor,
     bodies: Sequence[Body | None],
@@ -62,7 +76,7 @@ def walk(
     return WalkResult(outputs, end_states, kept)
 
 
-def step(inputs: DeltaInputs, states: torch.Tensor) -> WalkResult:
+def step(inputs: RecurrenceInputs, states: torch.Tensor) -> WalkResult:
     """One token a request: inputs hold `B` tokens, states `[B, H, K, V]`."""
     requests = states.shape[0]
     result = scan(inputs, range(requests + 1), states, None)

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.ops.delta_rule import DeltaInputs, chunked, naive
-from services.worker.ops.layout import Body, PartWalk
-from tests.exactness.reference import Tokens, body_maps, draw_tokens, run_delta
+from services.worker.ops.layout import Body, PartWalk, apply_transition
+from services.worker.ops.recurrence import RecurrenceInputs, chunked, naive
+from tests.exactness.reference import Maps, Rule, Tokens, body_maps, draw_tokens, run_tokens
 from tests.exactness.rig import assert_close, assert_far, relative_error
 
 HEADS, KEYS, VALUES = 4, 12, 7
@@ -26,17 +26,32 @@ def form(request: pytest.FixtureRequest) -> ModuleType:
     return chosen
 
 
-def _inputs(tokens: Tokens, device: torch.device) -> DeltaInputs:
-    columns = (tokens.q, tokens.k, tokens.v, tokens.decay.log(), tokens.beta)
-    return DeltaInputs(*(column.float().to(device) for column in columns))
+@pytest.fixture(params=Rule, ids=str, scope="module")
+def rule(request: pytest.FixtureRequest) -> Rule:
+    chosen: Rule = request.param
+    return chosen
+
+
+def _draw(count: int, seed: int, rule: Rule) -> Tokens:
+    return draw_tokens(count, HEADS, KEYS, VALUES, seed, rule)
+
+
+def _inputs(tokens: Tokens, device: torch.device) -> RecurrenceInputs:
+    q, k, v, log_decay = (each.float().to(device) for each in (tokens.q, tokens.k, tokens.v, tokens.decay.log()))
+    beta = None if tokens.beta is None else tokens.beta.float().to(device)
+    return RecurrenceInputs(q, k, v, log_decay, beta)
+
+
+def _stored(rule: Rule, maps: Maps, device: torch.device) -> Body:
+    return Body(rule.compact(maps.transition).float().to(device), maps.end_state.float().to(device))
 
 
 def _state(seed: int) -> torch.Tensor:
     return torch.randn(HEADS, KEYS, VALUES, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _eye(device: torch.device) -> torch.Tensor:
-    return torch.eye(KEYS, device=device).expand(1, HEADS, KEYS, KEYS).contiguous()
+def _eye(rule: Rule, device: torch.device) -> torch.Tensor:
+    return rule.compact(torch.eye(KEYS, device=device).expand(1, HEADS, KEYS, KEYS)).contiguous()
 
 
 def _near(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -44,78 +59,84 @@ def _near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("length", [2, 3, 17, 63, 64, 65, 128, 129, 193])
-def test_transition_and_end_state(length: int, form: ModuleType, device: torch.device) -> None:
-    tokens = draw_tokens(length, HEADS, KEYS, VALUES, seed=length)
+def test_transition_and_end_state(length: int, form: ModuleType, rule: Rule, device: torch.device) -> None:
+    tokens = _draw(length, length, rule)
     maps, start = body_maps(tokens), _state(1)
     norms = torch.linalg.matrix_norm(maps.transition, ord=2)
     assert int((norms > 0.1).sum()) * 2 >= HEADS
-    result = form.scan(_inputs(tokens, device), (0, length), start.float()[None].to(device), _eye(device))
-    ran = run_delta(tokens, start)
+    result = form.scan(_inputs(tokens, device), (0, length), start.float()[None].to(device), _eye(rule, device))
+    ran = run_tokens(tokens, start)
     _near(result.outputs, ran.outputs)
     _near(result.states[0], ran.state)
-    _near(result.transitions[0], maps.transition)
-    _near(result.states[0].cpu() - result.transitions[0].cpu() @ start.float(), maps.end_state)
-    assert_far(result.transitions[0], maps.transition.transpose(1, 2), TOLERANCE)
-    assert_far(result.transitions[0], torch.zeros_like(maps.transition) + 1e-30, TOLERANCE)
+    kept = rule.compact(maps.transition)
+    _near(result.transitions[0], kept)
+    _near(result.states[0].cpu() - apply_transition(result.transitions[0].cpu(), start.float()), maps.end_state)
+    assert_far(result.transitions[0], torch.zeros_like(kept) + 1e-30, TOLERANCE)
     assert_far(result.states[0], maps.end_state, TOLERANCE)
-    assert_far(result.states[0], maps.transition.transpose(1, 2) @ start + maps.end_state, TOLERANCE)
+    if rule.erases:
+        assert_far(result.transitions[0], maps.transition.transpose(1, 2), TOLERANCE)
+        assert_far(result.states[0], maps.transition.transpose(1, 2) @ start + maps.end_state, TOLERANCE)
 
 
-def test_memory_is_read_after_the_decay(form: ModuleType, device: torch.device) -> None:
-    """The control writes `S ← a S + b k (v − kᵀ S)`, which reads before the decay."""
-    tokens = draw_tokens(64, HEADS, KEYS, VALUES, seed=3)
+@pytest.mark.parametrize("rule", [rule for rule in Rule if rule.erases], ids=str)
+def test_memory_is_read_after_the_decay(form: ModuleType, rule: Rule, device: torch.device) -> None:
+    """The control writes `S ← Diag(a) S + b k (v − kᵀ S)`, which reads before the decay."""
+    tokens = _draw(64, 3, rule)
     start, state = _state(2), _state(2)
     for token in range(64):
-        k, beta = tokens.k[token][:, :, None], tokens.beta[token][:, None, None]
+        k, beta = tokens.k[token][:, :, None], tokens.written[token][:, None, None]
         read = k.transpose(1, 2) @ state
-        state = tokens.decay[token][:, None, None] * state + beta * k @ (tokens.v[token][:, None, :] - read)
+        decay = tokens.decay[token].reshape(HEADS, -1, 1)
+        state = decay * state + beta * k @ (tokens.v[token][:, None, :] - read)
     result = form.scan(_inputs(tokens, device), (0, 64), start.float()[None].to(device), None)
-    _near(result.states[0], run_delta(tokens, start).state)
+    _near(result.states[0], run_tokens(tokens, start).state)
     assert_far(result.states[0], state, TOLERANCE)
 
 
-def test_gates_restart_at_each_packed_run(form: ModuleType, device: torch.device) -> None:
+def test_gates_restart_at_each_packed_run(form: ModuleType, rule: Rule, device: torch.device) -> None:
     """The control lets the first run's decay leak into the second one's start."""
-    first, second = (draw_tokens(length, HEADS, KEYS, VALUES, seed=length) for length in (37, 90))
+    first, second = (_draw(length, length, rule) for length in (37, 90))
     packed = _inputs(Tokens.concatenate([first, second]), device)
     starts = torch.stack([_state(1), _state(2)])
-    result = form.scan(packed, (0, 37, 127), starts.float().to(device), _eye(device).repeat(2, 1, 1, 1))
+    result = form.scan(packed, (0, 37, 127), starts.float().to(device), _eye(rule, device).repeat(2, 1, 1, 1))
     for run, tokens in enumerate((first, second)):
-        _near(result.states[run], run_delta(tokens, starts[run]).state)
-        _near(result.transitions[run], body_maps(tokens).transition)
-    leaked = first.decay.prod(0)[:, None, None] * starts[1]
-    assert_far(result.states[1], run_delta(second, leaked).state, TOLERANCE)
+        _near(result.states[run], run_tokens(tokens, starts[run]).state)
+        _near(result.transitions[run], rule.compact(body_maps(tokens).transition))
+    leaked = first.decay.prod(0).reshape(HEADS, -1, 1) * starts[1]
+    assert_far(result.states[1], run_tokens(second, leaked).state, TOLERANCE)
 
 
-def test_runs_compose_in_order(form: ModuleType, device: torch.device) -> None:
+def test_runs_compose_in_order(form: ModuleType, rule: Rule, device: torch.device) -> None:
     """`T = T_B T_A`, `S = T_B S_A + S_B`, and neither the swapped product nor swapped runs."""
-    a, b = draw_tokens(40, HEADS, KEYS, VALUES, seed=5), draw_tokens(29, HEADS, KEYS, VALUES, seed=6)
+    a, b = _draw(40, 5, rule), _draw(29, 6, rule)
     maps_a, maps_b = body_maps(a), body_maps(b)
     both = _inputs(Tokens.concatenate([a, b]), device)
     zero = torch.zeros(1, HEADS, KEYS, VALUES, device=device)
-    result = form.scan(both, (0, 69), zero, _eye(device))
-    _near(result.transitions[0], maps_b.transition @ maps_a.transition)
+    result = form.scan(both, (0, 69), zero, _eye(rule, device))
+    _near(result.transitions[0], rule.compact(maps_b.transition @ maps_a.transition))
     _near(result.states[0], maps_b.transition @ maps_a.end_state + maps_b.end_state)
-    assert_far(result.transitions[0], maps_a.transition @ maps_b.transition, TOLERANCE)
+    if rule.erases:
+        assert_far(result.transitions[0], maps_a.transition @ maps_b.transition, TOLERANCE)
     assert_far(result.states[0], maps_a.transition @ maps_b.end_state + maps_a.end_state, TOLERANCE)
 
 
-def test_step_equals_a_run_of_one(form: ModuleType, device: torch.device) -> None:
-    tokens = draw_tokens(3, HEADS, KEYS, VALUES, seed=8)
+def test_step_equals_a_run_of_one(form: ModuleType, rule: Rule, device: torch.device) -> None:
+    tokens = _draw(3, 8, rule)
     starts = torch.stack([_state(seed) for seed in range(3)])
     result = form.step(_inputs(tokens, device), starts.float().to(device))
     for row in range(3):
-        ran = run_delta(tokens[row : row + 1], starts[row])
+        ran = run_tokens(tokens[row : row + 1], starts[row])
         _near(result.outputs[row], ran.outputs[0])
         _near(result.states[row], ran.state)
 
 
-def test_a_long_run_stays_finite(form: ModuleType, device: torch.device) -> None:
+def test_a_long_run_stays_finite(form: ModuleType, rule: Rule, device: torch.device) -> None:
     """Strong writes and gates that forget at once must neither overflow nor divide by zero."""
-    tokens = draw_tokens(130, HEADS, KEYS, VALUES, seed=9)
-    harsh = Tokens(tokens.q, tokens.k, tokens.v, tokens.decay * 0 + 1e-30, tokens.beta * 0 + 1)
-    result = form.scan(_inputs(harsh, device), (0, 130), _state(1).float()[None].to(device), _eye(device))
-    _near(result.states[0], run_delta(harsh, _state(1)).state)
+    tokens = _draw(130, 9, rule)
+    beta = None if tokens.beta is None else tokens.beta * 0 + 1
+    harsh = Tokens(tokens.q, tokens.k, tokens.v, tokens.decay * 0 + 1e-30, beta)
+    result = form.scan(_inputs(harsh, device), (0, 130), _state(1).float()[None].to(device), _eye(rule, device))
+    _near(result.states[0], run_tokens(harsh, _state(1)).state)
     assert bool(result.outputs.isfinite().all())
 
 
@@ -139,6 +160,7 @@ def _prompts(draw: st.DrawFn) -> list[Cut]:
 class Chosen:
     """One request's segments in its own order, each cut into a live run and a body."""
 
+    rule: Rule
     pieces: list[Tokens]
     cuts: list[Cut]
 
@@ -150,7 +172,7 @@ class Chosen:
     def bodies(self, device: torch.device) -> list[Body | None]:
         """The stored bodies."""
         maps = [body_maps(piece[cut[0] :]) for piece, cut in zip(self.pieces, self.cuts, strict=True)]
-        stored = [Body(each.transition.float().to(device), each.end_state.float().to(device)) for each in maps]
+        stored = [_stored(self.rule, each, device) for each in maps]
         return [body if cut[1] else None for body, cut in zip(stored, self.cuts, strict=True)]
 
     def live_rows(self) -> list[int]:
@@ -166,14 +188,14 @@ class Chosen:
 @settings(max_examples=60)
 @given(cuts=_prompts(), seed=st.integers(0, 1000), requests=st.integers(1, 3), order=st.randoms(use_true_random=False))
 def test_any_split_order_and_repetition(
-    form: ModuleType, device: torch.device, cuts: list[Cut], seed: int, requests: int, order: Random
+    form: ModuleType, rule: Rule, device: torch.device, cuts: list[Cut], seed: int, requests: int, order: Random
 ) -> None:
     """Live runs and stored bodies in any mixture give what the same tokens give in one run, for every request."""
-    segments = [draw_tokens(sum(cut), HEADS, KEYS, VALUES, seed + index) for index, cut in enumerate(cuts)]
+    segments = [_draw(sum(cut), seed + index, rule) for index, cut in enumerate(cuts)]
     prompts = []
     for _ in range(requests):
         indices = order.choices(range(len(cuts)), k=order.randint(1, len(cuts)))
-        prompts.append(Chosen([segments[index] for index in indices], [cuts[index] for index in indices]))
+        prompts.append(Chosen(rule, [segments[index] for index in indices], [cuts[index] for index in indices]))
     live = [run for prompt in prompts for run in prompt.live]
     walk = PartWalk(
         (0, *accumulate(len(run) for run in live)), (0, *accumulate(len(prompt.cuts) for prompt in prompts))
@@ -185,7 +207,7 @@ def test_any_split_order_and_repetition(
     result = form.walk(packed, walk, starts.float().to(device), bodies, lasts)
     offset = 0
     for request, prompt in enumerate(prompts):
-        whole = run_delta(Tokens.concatenate(prompt.pieces), starts[request])
+        whole = run_tokens(Tokens.concatenate(prompt.pieces), starts[request])
         _near(result.states[request], whole.state)
         assert torch.equal(result.kept[lasts[request]], result.states[request])
         rows = prompt.live_rows()
@@ -196,11 +218,13 @@ def test_any_split_order_and_repetition(
 
 
 @pytest.mark.parametrize("mistake", ["zero", "transposed", "swapped", "twice"])
-def test_walk_controls(mistake: str, form: ModuleType, device: torch.device) -> None:
+def test_walk_controls(mistake: str, form: ModuleType, rule: Rule, device: torch.device) -> None:
     """What the property test above compares would catch each of the classical mistakes."""
-    pieces = [draw_tokens(48, HEADS, KEYS, VALUES, seed) for seed in (11, 12)]
+    if mistake == "transposed" and not rule.erases:
+        pytest.skip("a diagonal is its own transpose")
+    pieces = [_draw(48, seed, rule) for seed in (11, 12)]
     window = 8
-    whole = run_delta(Tokens.concatenate(pieces), _state(4)).state
+    whole = run_tokens(Tokens.concatenate(pieces), _state(4)).state
     maps = [body_maps(piece[0 if mistake == "twice" else window :]) for piece in pieces]
     transitions = [each.transition for each in maps]
     if mistake == "zero":
@@ -210,7 +234,7 @@ def test_walk_controls(mistake: str, form: ModuleType, device: torch.device) -> 
     elif mistake == "swapped":
         transitions.reverse()
     bodies = [
-        Body(transition.float().to(device), each.end_state.float().to(device))
+        _stored(rule, Maps(transition, each.end_state), device)
         for transition, each in zip(transitions, maps, strict=True)
     ]
     live = _inputs(Tokens.concatenate([piece[:window] for piece in pieces]), device)
@@ -219,28 +243,28 @@ def test_walk_controls(mistake: str, form: ModuleType, device: torch.device) -> 
     assert_far(result.states[0], whole, TOLERANCE)
 
 
-def test_a_forgetting_body_needs_no_transition(form: ModuleType, device: torch.device) -> None:
+def test_a_forgetting_body_needs_no_transition(form: ModuleType, rule: Rule, device: torch.device) -> None:
     """A body without a transition leaves its end state, and the live run before it still answers."""
-    live, end_state = draw_tokens(5, HEADS, KEYS, VALUES, seed=13), _state(5)
+    live, end_state = _draw(5, 13, rule), _state(5)
     bodies = [Body(None, end_state.float().to(device))]
     walk = PartWalk((0, 5), (0, 1))
     result = form.walk(_inputs(live, device), walk, _state(6).float()[None].to(device), bodies)
     assert relative_error(result.states[0], end_state) < 1e-6
-    _near(result.outputs, run_delta(live, _state(6)).outputs)
+    _near(result.outputs, run_tokens(live, _state(6)).outputs)
 
 
-def test_requests_of_one_walk_are_apart(form: ModuleType, device: torch.device) -> None:
+def test_requests_of_one_walk_are_apart(form: ModuleType, rule: Rule, device: torch.device) -> None:
     """Two requests of different shapes in one call: neither sees the other's state, runs or bodies."""
-    pieces = [draw_tokens(length, HEADS, KEYS, VALUES, length) for length in (3, 70, 1)]
-    maps = body_maps(draw_tokens(30, HEADS, KEYS, VALUES, 21))
-    body = Body(maps.transition.float().to(device), maps.end_state.float().to(device))
+    pieces = [_draw(length, length, rule) for length in (3, 70, 1)]
+    maps = body_maps(_draw(30, 21, rule))
+    body = _stored(rule, maps, device)
     walk = PartWalk((0, 3, 73, 74), (0, 1, 3))
     starts = torch.stack([_state(1), _state(2)])
     packed = _inputs(Tokens.concatenate(pieces), device)
     result = form.walk(packed, walk, starts.float().to(device), [None, body, None], (0, 1))
-    first = run_delta(pieces[0], starts[0]).state
-    middle = maps.transition @ run_delta(pieces[1], starts[1]).state + maps.end_state
+    first = run_tokens(pieces[0], starts[0]).state
+    middle = maps.transition @ run_tokens(pieces[1], starts[1]).state + maps.end_state
     _near(result.states[0], first)
     _near(result.kept[0], first)
     _near(result.kept[1], middle)
-    _near(result.states[1], run_delta(pieces[2], middle).state)
+    _near(result.states[1], run_tokens(pieces[2], middle).state)

@@ -1,12 +1,12 @@
-"""The gated delta rule over several runs or requests that advance together, one chunk or one body a step."""
+"""The recurrence over several runs or requests that advance together, one chunk or one body a step."""
 
 from collections.abc import Collection, Sequence
 
 import torch
 
-from services.worker.ops.delta_rule.chunks import Chunks, Tiling, prepare, tile
-from services.worker.ops.delta_rule.types import DeltaInputs, ScanResult, WalkResult
-from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.layout import Body, PartWalk, apply_transition
+from services.worker.ops.recurrence.chunks import Chunks, Tiling, prepare, tile
+from services.worker.ops.recurrence.types import RecurrenceInputs, ScanResult, WalkResult
 
 __all__ = ["scan", "walk"]
 
@@ -28,10 +28,10 @@ class _Columns:
 
 
 def scan(
-    inputs: DeltaInputs, cu_runs: Sequence[int], states: torch.Tensor, transitions: torch.Tensor | None
+    inputs: RecurrenceInputs, cu_runs: Sequence[int], states: torch.Tensor, transitions: torch.Tensor | None
 ) -> ScanResult:
     """As `naive.scan`."""
-    tiling = tile(cu_runs, inputs.q.device)
+    tiling = tile(cu_runs, inputs)
     prepared = prepare(inputs, tiling)
     columns = _Columns(prepared, states)
     carried = None if transitions is None else transitions.clone()
@@ -45,14 +45,14 @@ def scan(
 
 
 def walk(
-    inputs: DeltaInputs,
+    inputs: RecurrenceInputs,
     parts: PartWalk,
     states: torch.Tensor,
     bodies: Sequence[Body | None],
     keep_after: Collection[int] = (),
 ) -> WalkResult:
     """As `naive.walk`: all requests' first parts, then all second parts, and so on."""
-    tiling = tile(parts.cu_runs, inputs.q.device)
+    tiling = tile(parts.cu_runs, inputs)
     columns = _Columns(prepare(inputs, tiling), states)
     kept: dict[int, torch.Tensor] = {}
     parts_of = [parts.parts_of(request) for request in range(states.shape[0])]
@@ -92,5 +92,4 @@ def _apply_bodies(states: torch.Tensor, bodies: Sequence[Body | None]) -> None:
         rows = torch.tensor([row for row, _, _ in linear], device=states.device)
         transitions = torch.stack([transition for _, transition, _ in linear])
         ends = torch.stack([end for _, _, end in linear])
-        applied = torch.baddbmm(ends.flatten(0, 1), transitions.flatten(0, 1), states[rows].flatten(0, 1))
-        states[rows] = applied.unflatten(0, (len(linear), -1))
+        states[rows] = apply_transition(transitions, states[rows]) + ends

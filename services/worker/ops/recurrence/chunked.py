@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks of tokens: matrix products inside a chunk, a short recurrence across chunks.
+"""The recurrence in chunks of tokens: matrix products inside a chunk, a short recurrence across chunks.
 
 One run, or one request, goes chunk by chunk over views; several advance together (`lockstep`), which costs a few
 launches a step instead of a few launches a run.
@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from services.worker.ops.delta_rule import lockstep
-from services.worker.ops.delta_rule.chunks import CHUNK_TOKENS, Tiling, prepare, tile
-from services.worker.ops.delta_rule.types import DeltaInputs, ScanResult, WalkResult
 from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.recurrence import lockstep
+from services.worker.ops.recurrence.chunks import CHUNK_TOKENS, Tiling, prepare, tile
+from services.worker.ops.recurrence.types import RecurrenceInputs, ScanResult, WalkResult
 
 __all__ = ["CHUNK_TOKENS", "scan", "step", "walk"]
 
@@ -21,12 +21,12 @@ def _unpack(tiles: list[torch.Tensor], tiling: Tiling, like: torch.Tensor) -> to
 
 
 def scan(
-    inputs: DeltaInputs, cu_runs: Sequence[int], states: torch.Tensor, transitions: torch.Tensor | None
+    inputs: RecurrenceInputs, cu_runs: Sequence[int], states: torch.Tensor, transitions: torch.Tensor | None
 ) -> ScanResult:
     """As `naive.scan`."""
     if states.shape[0] > 1:
         return lockstep.scan(inputs, cu_runs, states, transitions)
-    tiling = tile(cu_runs, inputs.q.device)
+    tiling = tile(cu_runs, inputs)
     prepared = prepare(inputs, tiling)
     tiles: list[torch.Tensor] = []
     state = states[0]
@@ -44,7 +44,7 @@ def scan(
 
 
 def walk(
-    inputs: DeltaInputs,
+    inputs: RecurrenceInputs,
     parts: PartWalk,
     states: torch.Tensor,
     bodies: Sequence[Body | None],
@@ -53,7 +53,7 @@ def walk(
     """As `naive.walk`."""
     if states.shape[0] > 1:
         return lockstep.walk(inputs, parts, states, bodies, keep_after)
-    tiling = tile(parts.cu_runs, inputs.q.device)
+    tiling = tile(parts.cu_runs, inputs)
     prepared = prepare(inputs, tiling)
     tiles: list[torch.Tensor] = []
     kept: dict[int, torch.Tensor] = {}
@@ -70,10 +70,13 @@ def walk(
     return WalkResult(_unpack(tiles, tiling, inputs.v), state[None], kept)
 
 
-def step(inputs: DeltaInputs, states: torch.Tensor) -> WalkResult:
+def step(inputs: RecurrenceInputs, states: torch.Tensor) -> WalkResult:
     """As `naive.step`, all requests at once."""
-    decayed = inputs.log_decay.exp()[..., None, None] * states
-    read = (inputs.k[..., None] * decayed).sum(-2)
-    written = inputs.beta[..., None] * (inputs.v - read)
+    log_decay = inputs.log_decay if inputs.log_decay.ndim == 3 else inputs.log_decay[..., None]
+    decayed = log_decay.exp()[..., None] * states
+    written = inputs.v
+    if inputs.beta is not None:
+        read = (inputs.k[..., None] * decayed).sum(-2)
+        written = inputs.beta[..., None] * (inputs.v - read)
     updated = decayed + inputs.k[..., None] * written[..., None, :]
     return WalkResult((inputs.q[..., None] * updated).sum(-2), updated, {})

@@ -1,0 +1,76 @@
+"""Grouped-query attention, with query and key norms and an output gate where the family has them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from services.worker.mixers.paged_attention import Heads
+from services.worker.mixers.shapes import PageShape
+from services.worker.ops.norm import rms_norm
+
+__all__ = ["AttentionWeights", "GroupedAttention", "GroupedAttentionShape"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttentionShape:
+    """Heads and channels; rotary_dim leading channels of a head carry position; gated: `q_proj` is `[q | gate]` a head."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rotary_theta: float
+    gated: bool
+    eps: float
+
+    @property
+    def kept(self) -> PageShape:
+        """Keys and values."""
+        return PageShape(self.num_kv_heads, self.head_dim, self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """in_proj: rows of q (and gate), k, v fused; q_norm, k_norm `[D]`, None where the family has none."""
+
+    in_proj: torch.Tensor
+    out_proj: torch.Tensor
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttention:
+    """One layer's projections; see `AttentionProjection`."""
+
+    shape: GroupedAttentionShape
+    weights: AttentionWeights
+
+    @property
+    def scale(self) -> float:
+        """`D^−½`."""
+        return float(self.shape.head_dim**-0.5)
+
+    def project(self, hidden: torch.Tensor) -> Heads:
+        """See `AttentionProjection`."""
+        shape = self.shape
+        query_width = shape.num_heads * shape.head_dim * (2 if shape.gated else 1)
+        kv_width = shape.num_kv_heads * shape.head_dim
+        q, k, v = F.linear(hidden, self.weights.in_proj).split([query_width, kv_width, kv_width], dim=-1)
+        q = q.unflatten(-1, (shape.num_heads, -1))
+        gate = None
+        if shape.gated:
+            q, gate = q.split(shape.head_dim, dim=-1)
+            gate = gate.flatten(-2).sigmoid()
+        k = k.unflatten(-1, (shape.num_kv_heads, -1))
+        v = v.unflatten(-1, (shape.num_kv_heads, -1))
+        return Heads(self._norm(q, self.weights.q_norm), self._norm(k, self.weights.k_norm), v, gate)
+
+    def output(self, mixed: torch.Tensor, heads: Heads) -> torch.Tensor:
+        """See `AttentionProjection`."""
+        flat = mixed.flatten(-2)
+        return F.linear(flat if heads.gate is None else flat * heads.gate, self.weights.out_proj)
+
+    def _norm(self, heads: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return heads if weight is None else rms_norm(heads, weight, self.shape.eps)

@@ -1,0 +1,226 @@
+"""Linear layers: the three passes that every family shares, between its projections and its output."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import torch
+
+from services.worker.mixers.batch import (
+    CaptureBatch,
+    CombineBatch,
+    DecodeBatch,
+    LinearCarry,
+    LinearPlane,
+    LinearSlots,
+    LinearSnapshot,
+)
+from services.worker.mixers.shapes import StateShape
+from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.recurrence import RecurrenceInputs
+from services.worker.ops.recurrence import chunked as recurrence
+from services.worker.ops.rotary import Rotary
+from services.worker.ops.short_conv import ConvResult
+from services.worker.ops.short_conv import chunked as short_conv
+
+__all__ = ["LinearMixer", "LinearProjection", "Projected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """Tokens on their way in: rows `[N, C]` of q, k and v, before the convolution where the family has one.
+
+    gate: for the output, in the family's shape; log_decay `[N, H]` or `[N, H, K]`, beta `[N, H]` or None, both fp32.
+    """
+
+    rows: torch.Tensor
+    gate: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor | None = None
+
+
+class LinearProjection(Protocol):
+    """A family's way into its recurrence and out of it."""
+
+    @property
+    def conv(self) -> torch.Tensor | None:
+        """Taps `[C, taps]` of the short convolution, None without one."""
+        ...
+
+    def project(self, hidden: torch.Tensor) -> Projected:
+        """Normed hidden states `[N, hidden]` to what the tokens bring."""
+        ...
+
+    def inputs(self, rows: torch.Tensor, projected: Projected) -> RecurrenceInputs:
+        """Rows `[N, C]` behind the convolution to fp32 inputs, normed and scaled, not rotated."""
+        ...
+
+    def output(self, mixed: torch.Tensor, projected: Projected) -> torch.Tensor:
+        """The recurrence's outputs `[N, H, V]` to `[N, hidden]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearMixer:
+    """One layer with its running states. rotary turns queries and keys where the family gives them position."""
+
+    shape: StateShape
+    projection: LinearProjection
+    rotary: Rotary | None
+    slots: LinearSlots
+
+    def capture(self, hidden: torch.Tensor, batch: CaptureBatch) -> torch.Tensor:
+        """See `Mixer`; advances every segment's carry."""
+        projected = self.projection.project(hidden)
+        carries = batch.carries_of(self.slots.index)
+        runs = PartWalk(batch.cu_runs, tuple(range(len(carries) + 1)))
+        conv = self._convolve(projected.rows, runs, torch.stack([own.tail for own in carries]), [None] * len(carries))
+        inputs = self._inputs(conv.outputs, projected, batch.positions)
+        outputs = torch.empty_like(inputs.v)
+        splits = [start + seam for start, seam in zip(batch.cu_runs[:-1], batch.seam_tokens, strict=True)]
+        for run, carry in enumerate(carries):
+            carry.tail = conv.tails[run]
+        seams = [slice(*run) for run in zip(batch.cu_runs[:-1], splits, strict=True)]
+        bodies = [slice(*run) for run in zip(splits, batch.cu_runs[1:], strict=True)]
+        _scan_seams(inputs, seams, carries, outputs)
+        _scan_bodies(self.shape, inputs, bodies, carries, outputs)
+        return self.projection.output(outputs.to(hidden.dtype), projected)
+
+    def finish(self, carry: LinearCarry, first: int) -> LinearPlane:
+        """The plane of a finished body whose first token stood at position `first` of its capture."""
+        plane = carry.finish()
+        if self.rotary is None:
+            return plane
+        return replace(plane, end_state=self.rotary.rotate_state(plane.end_state, -first))
+
+    def combine(self, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
+        """See `Mixer`; advances the requests' state slots over live runs and stored bodies."""
+        projected = self.projection.project(hidden)
+        planes = batch.planes_of(self.slots.index)
+        conv = self._convolve(
+            projected.rows,
+            batch.walk,
+            self.slots.tails[batch.slots],
+            [None if plane is None else plane.tail for plane in planes],
+            batch.keep_after,
+        )
+        result = recurrence.walk(
+            self._inputs(conv.outputs, projected, batch.positions),
+            batch.walk,
+            self.slots.states[batch.slots],
+            [self._body(*placed) for placed in zip(planes, batch.body_positions, strict=True)],
+            batch.keep_after,
+        )
+        self.slots.states[batch.slots] = result.states
+        self.slots.tails[batch.slots] = conv.tails
+        for part in batch.keep_after:
+            snapshot = LinearSnapshot(result.kept[part], conv.kept[part])
+            batch.kept.setdefault(part, []).append(snapshot)
+        return self.projection.output(result.outputs.to(hidden.dtype), projected)
+
+    def decode(self, hidden: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+        """See `Mixer`; advances every request's state slot by one token."""
+        projected = self.projection.project(hidden)
+        rows = projected.rows
+        if self.projection.conv is not None:
+            conv = short_conv.step(rows, self.projection.conv, self.slots.tails[batch.slots])
+            rows = conv.outputs
+            self.slots.tails[batch.slots] = conv.tails
+        inputs = self._inputs(rows, projected, batch.positions)
+        result = recurrence.step(inputs, self.slots.states[batch.slots])
+        self.slots.states[batch.slots] = result.states
+        return self.projection.output(result.outputs.to(hidden.dtype), projected)
+
+    def _convolve(
+        self,
+        rows: torch.Tensor,
+        walk: PartWalk,
+        tails: torch.Tensor,
+        body_tails: Sequence[torch.Tensor | None],
+        keep_after: frozenset[int] = frozenset(),
+    ) -> ConvResult:
+        """Behind the convolution; without one rows pass as they are and tails stay empty."""
+        if self.projection.conv is None:
+            return ConvResult(rows, tails, dict.fromkeys(keep_after, tails[0]))
+        return short_conv.walk(rows, self.projection.conv, walk, tails, body_tails, keep_after)
+
+    def _inputs(self, rows: torch.Tensor, projected: Projected, positions: torch.Tensor) -> RecurrenceInputs:
+        inputs = self.projection.inputs(rows, projected)
+        if self.rotary is None:
+            return inputs
+        q, k = self.rotary.rotate(inputs.q, positions), self.rotary.rotate(inputs.k, positions)
+        return replace(inputs, q=q, k=k)
+
+    def _body(self, plane: LinearPlane | None, position: int) -> Body | None:
+        if plane is None:
+            return None
+        if self.rotary is None:
+            return Body(plane.transition, plane.end_state)
+        return Body(plane.transition, self.rotary.rotate_state(plane.end_state, position))
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Those of several runs that have tokens: their tokens packed, offsets of each, and whose they are."""
+
+    inputs: RecurrenceInputs
+    tokens: slice | torch.Tensor
+    cu_runs: tuple[int, ...]
+    carries: tuple[LinearCarry, ...]
+
+
+def _pack_runs(inputs: RecurrenceInputs, runs: Sequence[slice], carries: Sequence[LinearCarry]) -> _Runs | None:
+    present = [(run, carry) for run, carry in zip(runs, carries, strict=True) if run.stop > run.start]
+    if not present:
+        return None
+    cu_runs = (0, *accumulate(run.stop - run.start for run, _ in present))
+    tokens: slice | torch.Tensor = present[0][0]
+    if len(present) > 1:
+        places = torch.cat([torch.arange(run.start, run.stop) for run, _ in present])
+        tokens = places.to(inputs.q.device)
+    return _Runs(inputs[tokens], tokens, cu_runs, tuple(carry for _, carry in present))
+
+
+def _scan_seams(
+    inputs: RecurrenceInputs, runs: Sequence[slice], carries: Sequence[LinearCarry], outputs: torch.Tensor
+) -> None:
+    packed = _pack_runs(inputs, runs, carries)
+    if packed is None:
+        return
+    result = recurrence.scan(packed.inputs, packed.cu_runs, torch.stack([own.state for own in packed.carries]), None)
+    outputs[packed.tokens] = result.outputs
+    for carry, state in zip(packed.carries, result.states, strict=True):
+        carry.state = state
+
+
+def _scan_bodies(
+    shape: StateShape,
+    inputs: RecurrenceInputs,
+    runs: Sequence[slice],
+    carries: Sequence[LinearCarry],
+    outputs: torch.Tensor,
+) -> None:
+    packed = _pack_runs(inputs, runs, carries)
+    if packed is None:
+        return
+    states = torch.stack([carry.state for carry in packed.carries])
+    transitions = torch.stack([_transition(shape, carry) for carry in packed.carries])
+    result = recurrence.scan(packed.inputs, packed.cu_runs, states, transitions)
+    if result.transitions is None:
+        raise RuntimeError("the scan lost its transitions")
+    outputs[packed.tokens] = result.outputs
+    log_decays = packed.inputs.log_bound.split([end - start for start, end in pairwise(packed.cu_runs)])
+    for carry, state, transition, decays in zip(
+        packed.carries, result.states, result.transitions, log_decays, strict=True
+    ):
+        carry.state, carry.transition = state, transition
+        carry.log_decays.append(decays)
+
+
+def _transition(shape: StateShape, carry: LinearCarry) -> torch.Tensor:
+    """The transition so far; a body that begins here starts from the identity."""
+    if carry.transition is None:
+        carry.seam_state = carry.state
+        return shape.identity(carry.state.device)
+    return carry.transition

@@ -1,0 +1,116 @@
+"""Attention over pages: what every family of attention layers does between its projections."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from services.worker.mixers.batch import CaptureBatch, CombineBatch, DecodeBatch
+from services.worker.ops.paged_attention import AttentionShape, PageTable
+from services.worker.ops.paged_attention import chunked as paged_attention
+from services.worker.ops.rotary import Rotary
+
+__all__ = ["AttentionProjection", "Heads", "PagePool", "PagedAttention"]
+
+
+@dataclass(frozen=True, slots=True)
+class PagePool:
+    """One attention layer's pages: keys `[pages, page_size, Hkv, D]`, values `[pages, page_size, Hkv, Dv]`.
+
+    Slots are numbered over pages. latent: values are a view of the last channels of the keys.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    latent: bool = False
+
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None) -> None:
+        """Store tokens `[N, Hkv, D]` at flat slots `[N]`; values are None where keys hold them."""
+        self.keys.flatten(0, 1)[slots] = keys
+        if values is not None:
+            self.values.flatten(0, 1)[slots] = values
+
+    def planes(self, slots: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Copies of what is stored at flat slots `[N]`, by the name of its plane."""
+        keys = self.keys.flatten(0, 1)[slots]
+        return {"latents": keys} if self.latent else {"keys": keys, "values": self.values.flatten(0, 1)[slots]}
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one token takes."""
+        return self.keys[0, 0].nbytes + (0 if self.latent else self.values[0, 0].nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """q `[N, Hq, D]` and k `[N, Hkv, D]`, both unrotated; v `[N, Hkv, Dv]`, None where k holds it.
+
+    gate: what the output is multiplied with `[N, Hq · Dv]`, None where the family has none.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor | None
+    gate: torch.Tensor | None = None
+
+
+class AttentionProjection(Protocol):
+    """A family's way into attention and out of it."""
+
+    @property
+    def scale(self) -> float:
+        """The factor on `q·k`."""
+        ...
+
+    def project(self, hidden: torch.Tensor) -> Heads:
+        """Normed hidden states `[N, hidden]` to heads."""
+        ...
+
+    def output(self, mixed: torch.Tensor, heads: Heads) -> torch.Tensor:
+        """Attention's outputs `[N, Hq, Dv]` to `[N, hidden]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """One layer with its page pool. rotary turns the first channels of queries and keys; None without position."""
+
+    projection: AttentionProjection
+    rotary: Rotary | None
+    pool: PagePool
+
+    def capture(self, hidden: torch.Tensor, batch: CaptureBatch) -> torch.Tensor:
+        """See `Mixer`; keys are stored rotated by their place inside the segment."""
+        heads = self.projection.project(hidden)
+        self._store(heads, batch.positions - batch.base, batch.write_slots)
+        return self._attend(heads, batch.positions, batch.cu_runs, batch.tables)
+
+    def combine(self, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
+        """See `Mixer`; live keys are stored rotated by their true position."""
+        heads = self.projection.project(hidden)
+        self._store(heads, batch.positions, batch.write_slots)
+        return self._attend(heads, batch.positions, batch.cu_queries, batch.tables)
+
+    def decode(self, hidden: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+        """See `Mixer`."""
+        heads = self.projection.project(hidden)
+        self._store(heads, batch.positions, batch.write_slots)
+        return self._attend(heads, batch.positions, range(hidden.shape[0] + 1), batch.tables)
+
+    def _store(self, heads: Heads, places: torch.Tensor, slots: torch.Tensor) -> None:
+        keys = heads.k if self.rotary is None else self.rotary.rotate(heads.k, places)
+        self.pool.write(slots, keys, heads.v)
+
+    def _attend(
+        self, heads: Heads, positions: torch.Tensor, cu_queries: Sequence[int], tables: Sequence[PageTable]
+    ) -> torch.Tensor:
+        mixed = paged_attention.attend(
+            heads.q,
+            positions,
+            cu_queries,
+            tables,
+            (self.pool.keys, self.pool.values),
+            AttentionShape(self.projection.scale, self.rotary),
+        )
+        return self.projection.output(mixed, heads)

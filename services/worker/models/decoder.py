@@ -1,0 +1,91 @@
+"""A loaded model as its layers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from services.worker.mixers.batch import Mixer
+from services.worker.mixers.linear import LinearMixer
+from services.worker.models.spec import ModelSpec
+from services.worker.ops.norm import rms_norm
+
+__all__ = ["FeedForward", "Layer", "Mix", "Model", "PreNormLayer", "SwiGlu"]
+
+Mix = Callable[[Mixer, torch.Tensor], torch.Tensor]
+
+
+class FeedForward(Protocol):
+    """What follows a token mixer; every row is on its own."""
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Normed hidden states `[N, hidden]` to `[N, hidden]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SwiGlu:
+    """`down(silu(gate x) · up x)`, gate and up fused `[2 I, hidden]`."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `FeedForward`."""
+        gate, up = F.linear(hidden, self.gate_up).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, self.down)
+
+
+class Layer(Protocol):
+    """A decoder layer: a token mixer and a feed-forward block, tied by its family's residual."""
+
+    @property
+    def mixer(self) -> Mixer:
+        """The layer's token mixer."""
+        ...
+
+    def run(self, hidden: torch.Tensor, mix: Mix) -> torch.Tensor:
+        """Hidden states `[N, hidden]` after the layer; `mix` chooses the mixer's pass."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PreNormLayer:
+    """`x + mixer(norm x)`, then `x + feed_forward(norm x)`."""
+
+    mixer_norm: torch.Tensor
+    mixer: Mixer
+    feed_forward_norm: torch.Tensor
+    feed_forward: FeedForward
+    eps: float
+
+    def run(self, hidden: torch.Tensor, mix: Mix) -> torch.Tensor:
+        """See `Layer`."""
+        hidden = hidden + mix(self.mixer, rms_norm(hidden, self.mixer_norm, self.eps))
+        return hidden + self.feed_forward(rms_norm(hidden, self.feed_forward_norm, self.eps))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded decoder."""
+
+    spec: ModelSpec
+    embedding: torch.Tensor
+    layers: Sequence[Layer]
+    final_norm: torch.Tensor
+    head: torch.Tensor
+
+    @property
+    def linear_mixers(self) -> list[LinearMixer]:
+        """The mixers of the linear layers, in order."""
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, LinearMixer)]
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token ids `[N]` to hidden states `[N, hidden]`."""
+        return F.embedding(token_ids, self.embedding)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states `[N, hidden]` to fp32 logits `[N, vocabulary]`."""
+        return F.linear(rms_norm(hidden, self.final_norm, self.spec.eps), self.head).float()

@@ -1,0 +1,105 @@
+"""Typed access to a `config.json`, with errors that name the field."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.worker.models.errors import CheckpointError
+
+__all__ = ["ConfigFields"]
+
+
+class ConfigFields:
+    """The fields of a config, or of one of its sections."""
+
+    def __init__(self, config: Mapping[str, Any], section: str = "") -> None:
+        self._config = config
+        self._section = f"{section}." if section else ""
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive integer.
+
+        Raises:
+            CheckpointError: it is missing without a default, or something else.
+        """
+        value = self._config.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.error(name, f"must be a positive integer, not {value!r}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number.
+
+        Raises:
+            CheckpointError: it is missing without a default, or something else.
+        """
+        value = self._config.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(name, f"must be a number, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(name, f"must be true or false, not {value!r}")
+        return value
+
+    def section(self, name: str) -> "ConfigFields":
+        """An object inside; empty where it is missing.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        value = self._config.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.error(name, f"must be an object, not {value!r}")
+        return ConfigFields(value or {}, self._section + name)
+
+    def names(self, name: str, length: int) -> list[str] | None:
+        """A list of `length` strings, None where it is missing.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        value = self._config.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != length:
+            raise self.error(name, f"must list {length} layers")
+        return [str(item) for item in value]
+
+    def choice(self, name: str, supported: Sequence[Any], default: Any) -> Any:  # noqa: ANN401 # any JSON value
+        """One of the supported values.
+
+        Raises:
+            CheckpointError: it is another.
+        """
+        value = self._config.get(name, default)
+        value = default if value is None else value
+        if value not in supported:
+            known = " or ".join(repr(item) for item in supported)
+            raise self.error(name, f"is {value!r}, which is not supported; {known} is")
+        return value
+
+    def check_groups(self, heads: str, shared_heads: str) -> None:
+        """Every shared head serves the same number of heads.
+
+        Raises:
+            CheckpointError: it does not.
+        """
+        if self.integer(heads) % self.integer(shared_heads):
+            raise self.error(heads, f"must be a multiple of {shared_heads}")
+
+    def error(self, name: str, fault: str) -> CheckpointError:
+        """An error that names a field."""
+        return CheckpointError(f"config.json: {self._section}{name} {fault}")

@@ -1,0 +1,59 @@
+"""Arguments and results of the recurrence ops."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["RecurrenceInputs", "ScanResult", "WalkResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceInputs:
+    """What the tokens bring, packed.
+
+    q, k: `[N, H, K]`; v: `[N, H, V]`; log_decay: `[N, H]`, or `[N, H, K]` where every key channel decays on its own;
+    beta: `[N, H]` of a delta rule, None where nothing is erased. H counts value heads; key heads come repeated.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor | None
+
+    def __post_init__(self) -> None:
+        heads = self.v.shape[:2]
+        if self.q.shape != self.k.shape or self.k.shape[:2] != heads:
+            raise ValueError(f"q {tuple(self.q.shape)} and k {tuple(self.k.shape)} do not fit v {tuple(self.v.shape)}")
+        if self.log_decay.shape not in (heads, self.k.shape):
+            raise ValueError(f"log_decay must be {tuple(heads)} or {tuple(self.k.shape)}")
+        if self.beta is not None and self.beta.shape != heads:
+            raise ValueError(f"beta must be {tuple(heads)}")
+
+    def __getitem__(self, tokens: slice | torch.Tensor) -> "RecurrenceInputs":
+        beta = None if self.beta is None else self.beta[tokens]
+        return RecurrenceInputs(self.q[tokens], self.k[tokens], self.v[tokens], self.log_decay[tokens], beta)
+
+    @property
+    def log_bound(self) -> torch.Tensor:
+        """`[N, H]`: the logarithm of what bounds one token's transition, its slowest decay."""
+        return self.log_decay if self.log_decay.ndim == 2 else self.log_decay.amax(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """outputs `[N, H, V]`; states `[R, H, K, V]`; transitions as they were given, None where none were asked for."""
+
+    outputs: torch.Tensor
+    states: torch.Tensor
+    transitions: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class WalkResult:
+    """outputs `[N, H, V]`; states `[B, H, K, V]` after the last part; kept: state `[H, K, V]` after the parts asked."""
+
+    outputs: torch.Tensor
+    states: torch.Tensor
+    kept: Mapping[int, torch.Tensor]
