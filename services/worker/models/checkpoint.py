@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from services.worker.models.errors import CheckpointError
 
-__all__ = ["Checkpoint", "read_json"]
+__all__ = ["Checkpoint", "CheckpointDirectory", "TensorHeader", "read_json"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -34,8 +35,32 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-class Checkpoint:
-    """Tensors of a directory by name, read one at a time. Use as a context manager."""
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """What a file says of a tensor ahead of its bytes; dtype as safetensors spells it (`BF16`, `F32`, `F8_E4M3`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Checkpoint(Protocol):
+    """What a family's loader asks for: tensors by name."""
+
+    def names(self) -> frozenset[str]:
+        """Every tensor's name."""
+        ...
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """One tensor of a shape that the config implies.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or of another shape.
+        """
+        ...
+
+
+class CheckpointDirectory:
+    """Tensors of a directory, read one at a time onto the CPU; see `Checkpoint`. Use as a context manager."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,22 +78,29 @@ class Checkpoint:
         self._open.clear()
 
     def names(self) -> frozenset[str]:
-        """Every tensor's name."""
+        """See `Checkpoint`."""
         return frozenset(self._file_of)
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """One tensor on the CPU.
+    def header(self, name: str) -> TensorHeader:
+        """Shape and dtype of a tensor, whose bytes stay where they are.
 
         Raises:
-            CheckpointError: it is missing, damaged, or of another shape.
+            CheckpointError: it is missing or damaged.
         """
-        path = self._file_of.get(name)
-        if path is None:
-            raise CheckpointError(f"{self.directory}: tensor {name} is missing; the checkpoint is incomplete")
+        path = self._path(name)
+        try:
+            entry = self._handle(path).get_slice(name)
+            return TensorHeader(tuple(entry.get_shape()), str(entry.get_dtype()))
+        except (SafetensorError, OSError) as error:
+            raise _damaged(path, name, error) from error
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Checkpoint`."""
+        path = self._path(name)
         try:
             tensor: torch.Tensor = self._handle(path).get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: tensor {name} is damaged ({error}); download the file again") from error
+            raise _damaged(path, name, error) from error
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
                 f"{path}: tensor {name} has shape {tuple(tensor.shape)} where config.json implies {shape}; "
@@ -77,6 +109,12 @@ class Checkpoint:
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise CheckpointError(f"{path}: tensor {name} is {tensor.dtype}; quantised weights are not supported")
         return tensor.to(dtype)
+
+    def _path(self, name: str) -> Path:
+        path = self._file_of.get(name)
+        if path is None:
+            raise CheckpointError(f"{self.directory}: tensor {name} is missing; the checkpoint is incomplete")
+        return path
 
     def _handle(self, path: Path) -> Any:  # noqa: ANN401 # safetensors ships no types
         if path not in self._open:
@@ -102,3 +140,7 @@ class Checkpoint:
         if not path.exists():
             raise CheckpointError(f"{path}: missing; download every shard of the checkpoint")
         return path
+
+
+def _damaged(path: Path, name: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path}: tensor {name} is damaged ({error}); download the file again")

@@ -1,11 +1,41 @@
 """Typed access to a `config.json`, with errors that name the field."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.worker.models.errors import CheckpointError
 
-__all__ = ["ConfigFields"]
+__all__ = ["ConfigFields", "RecordedConfig"]
+
+
+class RecordedConfig(Mapping[str, Any]):
+    """A config that notes which of its fields were looked at, in sections inside it too, as dotted names."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._sections = {name: RecordedConfig(value) for name, value in config.items() if isinstance(value, Mapping)}
+        self._read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 # any JSON value
+        value = self._config[name]
+        self._read.add(name)
+        return self._sections.get(name, value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._config)
+
+    def __len__(self) -> int:
+        return len(self._config)
+
+    def unread(self) -> list[str]:
+        """Fields that nobody looked at; of a section that was looked at, those inside it."""
+        names: list[str] = []
+        for name in self._config:
+            if name not in self._read:
+                names.append(name)
+            elif name in self._sections:
+                names += [f"{name}.{inner}" for inner in self._sections[name].unread()]
+        return names
 
 
 class ConfigFields:

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models import qwen3_5
-from services.worker.models.checkpoint import Checkpoint, read_json
+from services.worker.models.checkpoint import Checkpoint, CheckpointDirectory, read_json
 from services.worker.models.decoder import Model
 from services.worker.models.errors import CheckpointError
 from services.worker.models.spec import ModelSpec
@@ -59,5 +59,5 @@ def load_checkpoint(directory: Path, memory: DeviceMemory) -> Model:
     config = read_json(directory / "config.json")
     family = _family(directory, config)
     spec = family.read_spec(config)
-    with Checkpoint(directory) as checkpoint:
+    with CheckpointDirectory(directory) as checkpoint:
         return family.load_model(spec, checkpoint, memory)
