@@ -12,11 +12,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from eval.rig import PAGE_TOKENS, Rig
+from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import page_rows
 from services.worker.mixers.batch import CaptureBatch, LinearCarry, LinearPlane, LinearSnapshot
 from services.worker.ops.paged_attention import PageRow, PageTable
 
-__all__ = ["MIN_BODY", "CapturePlan", "CapturedSegment", "PrimeState", "body_end", "capture_segments"]
+__all__ = ["MIN_BODY", "CapturePlan", "CapturedSegment", "PrimeState", "body_end", "capture_segments", "page_end"]
 
 # Shorter bodies are served live, as the engine's policy does on a CPU.
 MIN_BODY = 16
@@ -37,12 +38,13 @@ class PrimeState:
 class CapturePlan:
     """Which bodies are wanted: from each seam window to the segment's end, or to a mark before its last tokens."""
 
-    seam_windows: tuple[int, ...]
+    seam_windows: tuple[SeamWindow, ...]
     tail_tokens: tuple[int, ...] = ()
 
     def marks(self, length: int) -> tuple[int, ...]:
         """Where the intervals of a segment begin and end."""
-        seams = {seam for seam in (0, *self.seam_windows) if length - seam >= MIN_BODY}
+        windows = {window.tokens(length) for window in self.seam_windows}
+        seams = {seam for seam in {0} | windows if length - seam >= MIN_BODY}
         ends = {body_end(length, tail) for tail in self.tail_tokens}
         return tuple(sorted(seams | {end for end in ends if end > 0} | {length}))
 
@@ -52,15 +54,22 @@ def body_end(length: int, tail: int) -> int:
     return length if not tail else (length - tail) // PAGE_TOKENS * PAGE_TOKENS
 
 
+def page_end(place: int) -> int:
+    """The end of the page that holds a place of a segment."""
+    return (place // PAGE_TOKENS + 1) * PAGE_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedSegment:
     """One segment under one prime. planes: by `(begin, end)` of the body, one a linear layer.
 
+    heads: by a body's begin, where no page begins, the page that holds a copy of its tokens up to where the next one does.
     log_decays: cumulative, one a linear layer: `[segments, L + 1, H]`; the segment's own are in row `row`.
     """
 
     token_ids: tuple[int, ...]
     pages: range
+    heads: Mapping[int, int]
     planes: Mapping[tuple[int, int], Planes]
     log_decays: tuple[torch.Tensor, ...]
     row: int
@@ -107,9 +116,10 @@ def capture_segments(
         for segment in tile:
             segment.carries = [LinearCarry(carry.state, carry.tail) for carry in segment.carries]
     planes = _compose(running, intervals, plan)
+    heads = _copy_heads(rig, running)
     cumulative = tuple(_cumulative(own) for own in log_decays)
     return [
-        CapturedSegment(segment.token_ids, segment.pages, planes[row], cumulative, row)
+        CapturedSegment(segment.token_ids, segment.pages, heads[row], planes[row], cumulative, row)
         for row, segment in enumerate(running)
     ]
 
@@ -162,6 +172,26 @@ def _collect(rows: tuple[int, ...], tile: Sequence[_Running]) -> _Interval:
         end_states.append(end - transition @ begin)
         tails.append(torch.stack([carry.tail for carry in carries]))
     return _Interval(rows, tuple(transitions), tuple(end_states), tuple(tails))
+
+
+def _copy_heads(rig: Rig, running: Sequence[_Running]) -> list[dict[int, int]]:
+    """A page-table row shows a page from its first token on, so a body that begins inside a page gets a page of its own."""
+    heads: list[dict[int, int]] = [{} for _ in running]
+    sources: list[int] = []
+    targets: list[int] = []
+    for own, found in zip(running, heads, strict=True):
+        for begin in own.marks[:-1]:
+            if begin % PAGE_TOKENS:
+                (found[begin],) = rig.arena.take(1)
+                slots = own.write_slots[begin : page_end(begin)]
+                sources.extend(slots)
+                targets.extend(range(found[begin] * PAGE_TOKENS, found[begin] * PAGE_TOKENS + len(slots)))
+    source, target = rig.integers(sources), rig.integers(targets)
+    for pool in rig.memory.page_pools:
+        for plane in (pool.keys, pool.values):
+            moved = plane[source // PAGE_TOKENS, source % PAGE_TOKENS]
+            plane[target // PAGE_TOKENS, target % PAGE_TOKENS] = moved
+    return heads
 
 
 def _compose(

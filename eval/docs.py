@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.results import ResultFile, read_results
-from eval.presets import DEFAULT_SETTING, PUBLISHED, PUBLISHED_UNPRIMED
-from eval.settings import Mode, Prime, Refresh, Selection, Setting
+from eval.presets import Preset, settings_of
+from eval.settings import Mode
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "quality.md"
@@ -50,16 +50,13 @@ def _head(*columns: str) -> list[str]:
 
 
 def _decisive(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
-    """What the bars of the project speak of: the published method, the default, the best refreshes."""
-    refreshes = [
-        Setting(Mode.COMPOSE, Prime.START, 8, refresh=Refresh(selection, share))
-        for selection, share in ((Selection.PRIME_CHANGE, 0.15), (Selection.BOTH, 0.15), (Selection.BOTH, 0.3))
-    ]
-    chosen = (PUBLISHED, PUBLISHED_UNPRIMED, Setting(Mode.COMPOSE, Prime.START, 8), DEFAULT_SETTING, *refreshes)
+    """What the choice of the default rests on, as far as it is measured."""
     lines = _head(
         "setting", "live", "points lost, standard", "n", "live", "points lost, documents of ≥ 400 tokens", "n"
     )
-    for own in chosen:
+    for own in settings_of(Preset.CONFIRM):
+        if not figures.questions(own.name, _STANDARD):
+            continue
         cells = [own.name]
         for group in (_STANDARD, "set long"):
             live = figures.text(own.name, group, "live share")

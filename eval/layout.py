@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eval.capture import MIN_BODY, CapturedSegment, Planes, body_end
+from eval.capture import MIN_BODY, CapturedSegment, Planes, body_end, page_end
 from eval.prompts import EvalPrompt
 from eval.rig import PAGE_TOKENS, Rig
 from eval.settings import Mode, Setting
@@ -82,9 +82,14 @@ class Layout:
         self.parts[-1].planes = planes
 
     def add_stored_rows(self, segment: CapturedSegment, first: int, places: range, base: int) -> None:
-        """Page rows of stored places of a segment that begins at position `first`; they begin where a page does."""
-        pages = segment.pages[places.start // PAGE_TOKENS :]
-        self.rows.extend(page_rows(pages, PAGE_TOKENS, base, first + places.start, len(places)))
+        """Page rows of stored places of a segment that begins at position `first`; they begin where a page or a body does."""
+        if places and places.start % PAGE_TOKENS:
+            head = range(places.start, min(page_end(places.start), places.stop))
+            pages = [segment.heads[places.start]]
+            self.rows.extend(page_rows(pages, PAGE_TOKENS, base, first + head.start, len(head)))
+            places = range(head.stop, places.stop)
+        whole = segment.pages[places.start // PAGE_TOKENS :]
+        self.rows.extend(page_rows(whole, PAGE_TOKENS, base, first + places.start, len(places)))
 
     def add_side(self, segment: CapturedSegment, first: int, seam: int, side: "_Side") -> None:
         """A refreshed block: tokens before `side.fresh` only replay, and their keys are thrown away."""
@@ -157,14 +162,14 @@ def _add_live_document(layout: Layout, document: Sequence[int]) -> None:
 def _add_composed(
     layout: Layout, setting: Setting, segment: CapturedSegment, index: int, refreshed: Refreshed | None
 ) -> None:
-    length, seam = len(segment.token_ids), setting.seam_window
-    end = body_end(length, setting.tail_tokens)
+    length = len(segment.token_ids)
+    seam, end = setting.seam_window.tokens(length), body_end(length, setting.tail_tokens)
     if end - seam < MIN_BODY or (refreshed is not None and index in refreshed.whole):
         _add_live_document(layout, segment.token_ids)
         return
     first = layout.length
     layout.add_live(segment.token_ids[:seam])
-    sides = [] if refreshed is None else _sides(refreshed.blocks[index], setting, end)
+    sides = [] if refreshed is None else _sides(refreshed.blocks[index], setting, seam, end)
     if sides:
         # The state at the body's head is wanted, so the body is a part of its own.
         layout.parts[-1].keep = True
@@ -181,15 +186,15 @@ def _add_composed(
     layout.live_document_tokens += seam + length - end + sum(side.end - side.begin for side in sides)
 
 
-def _sides(blocks: Sequence[range], setting: Setting, end: int) -> list[_Side]:
+def _sides(blocks: Sequence[range], setting: Setting, seam: int, end: int) -> list[_Side]:
     """Blocks with their replay; what touches or overlaps runs as one."""
     replay = 0 if setting.refresh is None else setting.refresh.replay_tokens
     sides: list[_Side] = []
     for block in sorted(blocks, key=lambda own: own.start):
-        fresh, stop = max(block.start, setting.seam_window), min(block.stop, end)
+        fresh, stop = max(block.start, seam), min(block.stop, end)
         if fresh >= stop:
             continue
-        begin = max(setting.seam_window, fresh - replay)
+        begin = max(seam, fresh - replay)
         if sides and begin <= sides[-1].end:
             sides[-1] = _Side(sides[-1].begin, sides[-1].fresh, stop)
         else:

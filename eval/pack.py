@@ -134,7 +134,7 @@ class PackRunner:
     def _plan(self, prime: Prime) -> CapturePlan:
         own = [setting for setting in self._settings if setting.prime is prime]
         return CapturePlan(
-            tuple(sorted({setting.seam_window for setting in own})),
+            tuple(dict.fromkeys(setting.seam_window for setting in own)),
             tuple(sorted({setting.tail_tokens for setting in own if setting.tail_tokens})),
         )
 

@@ -48,7 +48,7 @@ PLANS: Mapping[str, Plan] = {
             ),
         )
     ),
-    "confirm": Plan((_PlannedStage(Preset.CONFIRM, {SetKind.STANDARD: 4400, SetKind.LONG: 400}, 1.0),)),
+    "confirm": Plan((_PlannedStage(Preset.CONFIRM, {SetKind.STANDARD: 4400, SetKind.LONG: 800}, 1.0),)),
     "long": Plan(
         (
             _PlannedStage(

@@ -3,14 +3,27 @@
 from enum import StrEnum
 
 from eval.settings import Mode, Prime, Refresh, Selection, Setting
+from services.worker.engine.seam import SeamWindow
 
-__all__ = ["DEFAULT_SETTING", "PUBLISHED", "PUBLISHED_UNPRIMED", "Preset", "settings_of"]
+__all__ = [
+    "DEFAULT_SETTING",
+    "FIXED_WINDOWS",
+    "GROWING_WINDOWS",
+    "PUBLISHED",
+    "PUBLISHED_UNPRIMED",
+    "Preset",
+    "settings_of",
+]
 
 # As its authors run it: the system part ahead of every segment at capture, eight tokens recomputed.
-PUBLISHED = Setting(Mode.COMPOSE, Prime.SYSTEM, 8)
-PUBLISHED_UNPRIMED = Setting(Mode.COMPOSE, Prime.NONE, 8)
-DEFAULT_SETTING = Setting(Mode.COMPOSE, Prime.START, 32)
-_SEAM_WINDOWS = (0, 8, 16, 32, 64)
+PUBLISHED = Setting(Mode.COMPOSE, Prime.SYSTEM, SeamWindow(8))
+PUBLISHED_UNPRIMED = Setting(Mode.COMPOSE, Prime.NONE, SeamWindow(8))
+# What the demo model's profile says.
+DEFAULT_SETTING = Setting(Mode.COMPOSE, Prime.START, SeamWindow(32, 0.15, 128))
+# The windows that the default is chosen from: fixed ones, and shares that a window grows to.
+FIXED_WINDOWS = tuple(Setting(Mode.COMPOSE, Prime.START, SeamWindow(tokens)) for tokens in (8, 32, 64))
+GROWING_WINDOWS = tuple(Setting(Mode.COMPOSE, Prime.START, SeamWindow(32, share, 128)) for share in (0.125, 0.15, 0.2))
+_SEAM_WINDOWS = tuple(SeamWindow(tokens) for tokens in (0, 8, 16, 32, 64))
 _MAIN_PRIMES = (Prime.NONE, Prime.START, Prime.SYSTEM)
 _LIVE_SHARES = (0.12, 0.15, 0.2, 0.25, 0.3, 0.4)
 
@@ -35,8 +48,8 @@ def settings_of(preset: Preset) -> tuple[Setting, ...]:
         return (
             PUBLISHED_UNPRIMED,
             PUBLISHED,
-            Setting(Mode.COMPOSE, Prime.START, 8),
-            DEFAULT_SETTING,
+            *FIXED_WINDOWS,
+            *GROWING_WINDOWS,
             _refreshed(Refresh(Selection.PRIME_CHANGE, 0.15), Prime.START),
             *(_refreshed(Refresh(Selection.BOTH, share), Prime.START) for share in (0.15, 0.3)),
         )
@@ -54,16 +67,21 @@ def settings_of(preset: Preset) -> tuple[Setting, ...]:
             PUBLISHED_UNPRIMED,
             PUBLISHED,
             DEFAULT_SETTING,
-            *(Setting(Mode.COMPOSE, Prime.SYSTEM, seam) for seam in (16, 32)),
+            *(Setting(Mode.COMPOSE, Prime.SYSTEM, SeamWindow(tokens)) for tokens in (16, 32)),
             *(_refreshed(Refresh(selection, share)) for selection in _GOOD for share in (0.15, 0.3)),
             *(_refreshed(Refresh(selection, share), seam=0) for selection in _GOOD[1:] for share in (0.15, 0.3)),
         )
     return (
         Setting(Mode.EXACT),
         *(own for prime in (Prime.NONE, Prime.SYSTEM) for own in _ablations(prime)),
-        *(Setting(Mode.COMPOSE, prime, seam) for prime in _MAIN_PRIMES for seam in _SEAM_WINDOWS),
-        *(Setting(Mode.COMPOSE, prime, seam) for prime in (Prime.NEUTRAL, Prime.DOCUMENT) for seam in (0, 8, 32)),
-        *(Setting(Mode.COMPOSE, Prime.SYSTEM, seam, tail) for seam, tail in ((0, 8), (8, 8), (16, 16))),
+        *(Setting(Mode.COMPOSE, prime, window) for prime in _MAIN_PRIMES for window in _SEAM_WINDOWS),
+        *GROWING_WINDOWS,
+        *(
+            Setting(Mode.COMPOSE, prime, SeamWindow(tokens))
+            for prime in (Prime.NEUTRAL, Prime.DOCUMENT)
+            for tokens in (0, 8, 32)
+        ),
+        *(Setting(Mode.COMPOSE, Prime.SYSTEM, SeamWindow(head), tail) for head, tail in ((0, 8), (8, 8), (16, 16))),
         *_refreshes(),
     )
 
@@ -78,7 +96,7 @@ def _ablations(prime: Prime) -> tuple[Setting, ...]:
 
 
 def _refreshed(refresh: Refresh, prime: Prime = Prime.SYSTEM, seam: int = 8) -> Setting:
-    return Setting(Mode.COMPOSE, prime, seam, refresh=refresh)
+    return Setting(Mode.COMPOSE, prime, SeamWindow(seam), refresh=refresh)
 
 
 def _refreshes() -> tuple[Setting, ...]:

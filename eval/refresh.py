@@ -46,7 +46,8 @@ def choose_blocks(
     chosen: dict[int, set[int]] = {index: set() for index in range(len(segments))}
     spent = 0
     for block in blocks:
-        cost = _cost(setting.seam_window, refresh, chosen[block.document], block)
+        seam = setting.seam_window.tokens(len(segments[block.document].token_ids))
+        cost = _cost(seam, refresh, chosen[block.document], block)
         if spent + cost > budget:
             break
         spent += cost
@@ -56,15 +57,17 @@ def choose_blocks(
 
 def _seam_tokens(setting: Setting, segments: Sequence[CapturedSegment]) -> int:
     lengths = [len(segment.token_ids) for segment in segments]
-    return sum(length if length - setting.seam_window < MIN_BODY else setting.seam_window for length in lengths)
+    seams = [setting.seam_window.tokens(length) for length in lengths]
+    return sum(length if length - seam < MIN_BODY else seam for length, seam in zip(lengths, seams, strict=True))
 
 
 def _blocks(setting: Setting, refresh: Refresh, segments: Sequence[CapturedSegment]) -> Iterator[Block]:
     for index, segment in enumerate(segments):
         length = len(segment.token_ids)
-        if length - setting.seam_window < MIN_BODY:
+        seam = setting.seam_window.tokens(length)
+        if length - seam < MIN_BODY:
             continue
-        for start in range(setting.seam_window, length, refresh.block_tokens):
+        for start in range(seam, length, refresh.block_tokens):
             yield Block(index, start, min(start + refresh.block_tokens, length))
 
 
@@ -102,7 +105,8 @@ def _choose_segments(
     """Whole documents in order of attention; one that does not fit is passed over."""
     whole: set[int] = set()
     for index in sorted(range(len(segments)), key=lambda own: sum(token_scores[own]), reverse=True):
-        cost = len(segments[index].token_ids) - setting.seam_window
+        length = len(segments[index].token_ids)
+        cost = length - setting.seam_window.tokens(length)
         if 0 < cost <= budget:
             budget -= cost
             whole.add(index)

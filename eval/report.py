@@ -15,6 +15,7 @@ from eval.records import RunRecord
 from eval.runner import load_prompts
 from eval.settings import Mode, Prime, Refresh, Selection, Setting
 from eval.statistics import Summary, summarise
+from services.worker.engine.seam import SeamWindow
 
 __all__ = ["MAIN_GROUP", "write_report"]
 
@@ -100,7 +101,7 @@ def _line(own: Summary) -> str:
 def _write_failures(record: RunRecord, prompts: Mapping[int, NumberedPrompt], path: Path) -> None:
     """Flip rates by where the evidence stands, and some flips of each of the settings that matter most."""
     asked = {own.setting for own in record.outcomes}
-    refreshed = Setting(Mode.COMPOSE, Prime.START, 8, refresh=Refresh(Selection.BOTH, 0.3))
+    refreshed = Setting(Mode.COMPOSE, Prime.START, SeamWindow(8), refresh=Refresh(Selection.BOTH, 0.3))
     watched = [own.name for own in (PUBLISHED_UNPRIMED, PUBLISHED, DEFAULT_SETTING, refreshed) if own.name in asked]
     flips = find_flips(record.outcomes, prompts, watched)
     kept = [flip for name in watched for flip in [own for own in flips if own.setting == name][:_FLIPS_KEPT]]

@@ -10,7 +10,7 @@ from services.worker.models.registry import load_checkpoint
 
 __all__ = ["PAGE_TOKENS", "Arena", "Rig"]
 
-# Seam windows and refreshed blocks are multiples of it, so that any of them ends where a page does.
+# Refreshed blocks are multiples of it, so that any of them ends where a page does.
 PAGE_TOKENS = 8
 
 

@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from services.worker.engine.seam import SeamWindow
+
 __all__ = ["Mode", "Prime", "Refresh", "Selection", "Setting"]
+
+_NO_WINDOW = SeamWindow(0)
 
 
 class Mode(StrEnum):
@@ -71,14 +75,21 @@ class Setting:
     """One row of the comparison. seam_window and tail_tokens are live at every segment's head and tail.
 
     replay_share: with `tail_replay`, the share of the tokens before the question that run through.
+
+    Raises:
+        ValueError: a refresh under a growing window, whose blocks would not begin where pages do.
     """
 
     mode: Mode
     prime: Prime = Prime.NONE
-    seam_window: int = 0
+    seam_window: SeamWindow = _NO_WINDOW
     tail_tokens: int = 0
     refresh: Refresh | None = None
     replay_share: float = 0.08
+
+    def __post_init__(self) -> None:
+        if self.refresh is not None and self.seam_window.share:
+            raise ValueError("refresh: blocks begin where pages do; give it a seam_window with share 0")
 
     @property
     def name(self) -> str:
@@ -87,7 +98,7 @@ class Setting:
             return str(self.mode)
         if self.mode is not Mode.COMPOSE:
             return str(self.mode) if self.prime is Prime.NONE else f"{self.mode} prime {self.prime}"
-        name = f"compose w{self.seam_window}"
+        name = f"compose {_window_name(self.seam_window)}"
         if self.tail_tokens:
             name += f"+{self.tail_tokens}"
         name += f" prime {self.prime}"
@@ -95,3 +106,7 @@ class Setting:
         if refresh is not None:
             name += f" refresh {refresh.selection} {refresh.live_share:.0%} b{refresh.block_tokens} r{refresh.replay_tokens}"
         return name
+
+
+def _window_name(window: SeamWindow) -> str:
+    return f"w{window.least}..{window.most} {100 * window.share:g}%" if window.share else f"w{window.least}"

@@ -18,6 +18,7 @@ CHATML = (
 )
 SEAM_WINDOW = 4
 MIN_BODY = 8
+MIN_SEGMENT_TOKENS = SEAM_WINDOW + MIN_BODY
 CONTEXT_LENGTH = 2048
 MODEL_NAME = "stub-model"
 
@@ -75,7 +76,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
                 model_revision="revision-1",
                 profile=worker_pb2.Profile(
                     digest="profile-1",
-                    seam_window=SEAM_WINDOW,
+                    min_segment_tokens=MIN_SEGMENT_TOKENS,
                     min_body=MIN_BODY,
                     document_open="<|document_start|>",
                     document_close="<|document_end|>",

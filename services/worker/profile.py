@@ -7,6 +7,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from services.worker.engine.seam import MAX_SEAM_WINDOW, SeamWindow
 from services.worker.errors import WorkerError
 
 __all__ = ["LAYOUT_VERSION", "Profile", "ProfileError", "load_profile"]
@@ -21,19 +22,37 @@ class ProfileError(WorkerError):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """seam_window in tokens; prime is text run ahead of a segment at capture; document_open and document_close wrap a
+    """prime is text run ahead of a segment at capture; document_open and document_close wrap a document's title and text,
 
-    document's title and text, and belong to the segment. Prime and wrapper may name special tokens.
+    and belong to the segment. Prime and wrapper may name special tokens. The seam window has at least `seam_window` tokens,
+    grows with the segment to `seam_share` of it, and has at most `seam_window_max`.
+
+    Raises:
+        ProfileError: a field is out of range.
     """
 
     seam_window: int = 8
+    seam_share: float = 0.0
+    seam_window_max: int = MAX_SEAM_WINDOW
     prime: str = ""
     document_open: str = "\n<document>\n"
     document_close: str = "\n</document>\n"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seam_window <= 4096:
-            raise ProfileError(f"seam_window must lie between 0 and 4096, not {self.seam_window}")
+        if not 0 <= self.seam_window <= MAX_SEAM_WINDOW:
+            raise ProfileError(f"seam_window must lie between 0 and {MAX_SEAM_WINDOW}, not {self.seam_window}")
+        if not 0.0 <= self.seam_share <= 1.0:
+            raise ProfileError(f"seam_share must lie between 0.0 and 1.0, not {self.seam_share}")
+        if not self.seam_window <= self.seam_window_max <= MAX_SEAM_WINDOW:
+            raise ProfileError(
+                f"seam_window_max must lie between seam_window, {self.seam_window}, and {MAX_SEAM_WINDOW},"
+                f" not {self.seam_window_max}"
+            )
+
+    @property
+    def seam(self) -> SeamWindow:
+        """The rule that the three fields make."""
+        return SeamWindow(self.seam_window, self.seam_share, self.seam_window_max)
 
     def digest(self, model_revision: str, dtype: str) -> str:
         """Hexadecimal BLAKE3 over the profile, the model and the layout."""

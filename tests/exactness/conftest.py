@@ -20,7 +20,7 @@ def make_rig(checkpoints: CheckpointFactory, variant: Variant, device: torch.dev
     def make(profile: CaptureProfile) -> PassRig:
         rig = PassRig(create_context(checkpoints.directory(variant), device, profile))
         for body in (16, 100):
-            state = rig.capture(draw_ids(profile.seam_window + body, 99))[0]
+            state = rig.capture(draw_ids(profile.seam_window.least_segment(body), 99))[0]
             rig.assert_remembers(state)
             rig.context.pages.release(state.pages)
         return rig

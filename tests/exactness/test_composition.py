@@ -7,6 +7,7 @@ import torch
 
 from services.worker.engine.combine import CombinePart
 from services.worker.engine.context import CaptureProfile
+from services.worker.engine.seam import SeamWindow
 from tests.exactness.conftest import RigFactory
 from tests.exactness.mistakes import Mistake, possible_mistakes
 from tests.exactness.reference import Maps
@@ -57,7 +58,7 @@ def _parts(records: list[Record]) -> list[Part]:
 
 
 def test_engine_composes_like_the_fp64_reference(make_rig: RigFactory, reference: ReferenceModel) -> None:
-    rig = make_rig(CaptureProfile(WINDOW, PRIME))
+    rig = make_rig(CaptureProfile(SeamWindow(WINDOW), PRIME))
     states = rig.capture(*SEGMENTS)
     stored = [CombinePart(ids, state) for ids, state in zip(SEGMENTS, states, strict=True)]
     actual = rig.logits(CombinePart(SYSTEM), *stored, CombinePart(QUESTION))
@@ -74,7 +75,7 @@ def test_seam_tokens_enter_the_state_once(make_rig: RigFactory, reference: Refer
     """A transition over the whole segment behind a recomputed window counts the window twice; short segments show it."""
     if not any(isinstance(mixer, ReferenceLinear) for mixer in reference.mixers):
         pytest.skip("the family has no recurrent state")
-    rig = make_rig(CaptureProfile(WINDOW, PRIME))
+    rig = make_rig(CaptureProfile(SeamWindow(WINDOW), PRIME))
     ids = draw_ids(WINDOW + 8, 7)
     state = rig.capture(ids)[0]
     actual = rig.logits(CombinePart(SYSTEM), CombinePart(ids, state), CombinePart(QUESTION))
@@ -91,7 +92,7 @@ def test_seam_tokens_enter_the_state_once(make_rig: RigFactory, reference: Refer
 
 def test_separated_windows_do_not_see_the_future(make_rig: RigFactory, reference: ReferenceModel) -> None:
     """The windows of all segments as one causal run over all stored keys would show a window its own body."""
-    rig = make_rig(CaptureProfile(WINDOW, PRIME))
+    rig = make_rig(CaptureProfile(SeamWindow(WINDOW), PRIME))
     states = rig.capture(*SEGMENTS)
     stored = [CombinePart(ids, state) for ids, state in zip(SEGMENTS, states, strict=True)]
     actual = rig.logits(CombinePart(SYSTEM), *stored, CombinePart(QUESTION))
@@ -107,7 +108,7 @@ def test_separated_windows_do_not_see_the_future(make_rig: RigFactory, reference
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (0, 0, 2)], ids=str)
 def test_any_order_and_repetition(order: tuple[int, ...], make_rig: RigFactory, reference: ReferenceModel) -> None:
-    rig = make_rig(CaptureProfile(WINDOW, PRIME))
+    rig = make_rig(CaptureProfile(SeamWindow(WINDOW), PRIME))
     states = rig.capture(*SEGMENTS)
     actual = rig.logits(*[CombinePart(SEGMENTS[index], states[index]) for index in order], CombinePart(QUESTION))
     records = [reference.capture(PRIME, ids, WINDOW) for ids in SEGMENTS]
@@ -121,7 +122,7 @@ def test_first_segment_behind_an_empty_prime_is_exact(
     make_rig: RigFactory, checkpoints: CheckpointFactory, variant: Variant
 ) -> None:
     """Nothing precedes it at capture or at use, so composing it is a full recompute; decoding stays exact too."""
-    rig = make_rig(CaptureProfile(WINDOW, ()))
+    rig = make_rig(CaptureProfile(SeamWindow(WINDOW), ()))
     segment = SEGMENTS[2]
     state = rig.capture(segment)[0]
     reply = draw_ids(18, 8)
@@ -135,7 +136,7 @@ def test_segment_behind_its_own_prime_is_exact(
     make_rig: RigFactory, checkpoints: CheckpointFactory, variant: Variant
 ) -> None:
     """Where a prompt begins with the prime, the first segment stands at use where it stood at capture."""
-    rig = make_rig(CaptureProfile(WINDOW, PRIME))
+    rig = make_rig(CaptureProfile(SeamWindow(WINDOW), PRIME))
     state = rig.capture(SEGMENTS[0])[0]
     actual = rig.logits(CombinePart(PRIME), CombinePart(SEGMENTS[0], state), CombinePart(QUESTION))
     assert_close(actual, reference_logits(checkpoints.model(variant), PRIME + SEGMENTS[0] + QUESTION)[-1])
@@ -149,7 +150,7 @@ def test_chunked_capture_keeps_the_same_state(make_rig: RigFactory, reference: R
     for window in (6, 16, 21):
         record = reference.capture(PRIME, ids, window)
         for chunk_tokens in (16, 512):
-            rig = make_rig(CaptureProfile(window, PRIME, chunk_tokens))
+            rig = make_rig(CaptureProfile(SeamWindow(window), PRIME, chunk_tokens))
             state = rig.capture(ids)[0]
             linear = [layer for layer in record.layers if isinstance(layer, LinearRecord)]
             for plane, expected in zip(state.planes, linear, strict=True):

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from services.worker.engine.combine import CombinePart
 from services.worker.engine.context import CaptureProfile
+from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.batch import LinearSnapshot
 from tests.exactness.conftest import RigFactory
 from tests.exactness.reference_model import Part, ReferenceModel
 from tests.exactness.rig import PassRig, assert_close, assert_far, draw_ids
 from tests.models import CheckpointFactory, Variant, reference_logits
 
-PROFILE = CaptureProfile(4, ())
+PROFILE = CaptureProfile(SeamWindow(4), ())
 IDS = draw_ids(258, 1)
 
 

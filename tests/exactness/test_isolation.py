@@ -19,11 +19,12 @@ from services.worker.engine.requests import (
     Serving,
 )
 from services.worker.engine.sampling import SamplingOptions
+from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import SegmentState
 from tests.exactness.conftest import RigFactory
 from tests.exactness.rig import PassRig, assert_close, draw_ids, poison
 
-PROFILE = CaptureProfile(4, draw_ids(6, 1), chunk_tokens=64)
+PROFILE = CaptureProfile(SeamWindow(4), draw_ids(6, 1), chunk_tokens=64)
 SEGMENT = draw_ids(93, 2)
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.worker.engine.context import CaptureProfile
+from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.batch import CaptureBatch, CombineBatch, LinearCarry, LinearPlane
 from services.worker.mixers.linear import LinearMixer
 from services.worker.mixers.shapes import TransitionKind
@@ -73,7 +74,7 @@ class LayerRig:
 
 @pytest.fixture
 def layer(make_rig: RigFactory, reference: ReferenceModel) -> LayerRig:
-    rig: PassRig = make_rig(CaptureProfile(4, ()))
+    rig: PassRig = make_rig(CaptureProfile(SeamWindow(4), ()))
     for own, public in zip(rig.context.model.layers, reference.mixers, strict=True):
         if isinstance(own.mixer, LinearMixer) and isinstance(public, ReferenceLinear):
             return LayerRig(own.mixer, public, rig.context.device)

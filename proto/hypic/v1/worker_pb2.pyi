@@ -189,14 +189,16 @@ class Profile(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
-    SEAM_WINDOW_FIELD_NUMBER: _builtins.int
+    MIN_SEGMENT_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_BODY_FIELD_NUMBER: _builtins.int
     DOCUMENT_OPEN_FIELD_NUMBER: _builtins.int
     DOCUMENT_CLOSE_FIELD_NUMBER: _builtins.int
     PRIME_TOKENS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    seam_window: _builtins.int
+    min_segment_tokens: _builtins.int
+    """Segments below this many tokens leave too short a body behind their seam window: they are computed in place."""
     min_body: _builtins.int
+    """The shortest run of tokens whose state is worth keeping."""
     document_open: _builtins.str
     document_close: _builtins.str
     prime_tokens: _builtins.int
@@ -204,7 +206,7 @@ class Profile(_message.Message):
         self,
         *,
         digest: _builtins.str = ...,
-        seam_window: _builtins.int = ...,
+        min_segment_tokens: _builtins.int = ...,
         min_body: _builtins.int = ...,
         document_open: _builtins.str = ...,
         document_close: _builtins.str = ...,
@@ -212,7 +214,7 @@ class Profile(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "document_close", b"document_close", "document_open", b"document_open", "min_body", b"min_body", "prime_tokens", b"prime_tokens", "seam_window", b"seam_window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "document_close", b"document_close", "document_open", b"document_open", "min_body", b"min_body", "min_segment_tokens", b"min_segment_tokens", "prime_tokens", b"prime_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -104,7 +104,7 @@ def model_info(info: worker_pb2.WorkerInfo) -> ModelInfo:
         revision=info.model_revision,
         profile=Profile(
             digest=info.profile.digest,
-            seam_window=info.profile.seam_window,
+            min_segment_tokens=info.profile.min_segment_tokens,
             min_body=info.profile.min_body,
             document_open=info.profile.document_open,
             document_close=info.profile.document_close,

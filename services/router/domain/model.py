@@ -4,10 +4,7 @@ from dataclasses import dataclass
 
 from services.router.domain.errors import RouterError
 
-__all__ = ["CONV_HISTORY_TOKENS", "ModelInfo", "ModelRefusedError", "Profile"]
-
-# A body shorter than the history of the short convolution (K − 1 inputs) has no tail of its own to compose.
-CONV_HISTORY_TOKENS = 3
+__all__ = ["ModelInfo", "ModelRefusedError", "Profile"]
 
 
 class ModelRefusedError(RouterError):
@@ -16,18 +13,16 @@ class ModelRefusedError(RouterError):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The part of `profile.toml` that shapes prompts and decides what is worth reusing; lengths in tokens."""
+    """The part of a worker's profile that shapes prompts and decides what is worth reusing; lengths in tokens.
+
+    Segments below min_segment_tokens are computed in place; prefixes below min_body are not looked up.
+    """
 
     digest: str
-    seam_window: int
+    min_segment_tokens: int
     min_body: int
     document_open: str
     document_close: str
-
-    @property
-    def min_segment_tokens(self) -> int:
-        """Segments below this many tokens are computed in place."""
-        return self.seam_window + max(CONV_HISTORY_TOKENS, self.min_body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
     dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
     # A model without attention layers keeps nothing of a token; its pages are counted as if it kept a byte.
     num_pages = settings.page_bytes // (max(1, served.spec.token_bytes(dtype.itemsize)) * settings.page_tokens)
-    if num_pages * settings.page_tokens < 2 * served.spec.conv_history + served.profile.seam_window + 2:
+    least_segment = served.profile.seam.least_segment(max(1, served.spec.conv_history))
+    if num_pages * settings.page_tokens < least_segment + served.spec.conv_history + 2:
         raise CheckpointError(
             f"HYPIC_WORKER_PAGE_BYTES of {settings.page_bytes} holds only {num_pages} pages; raise it"
         )
@@ -35,7 +36,7 @@ def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
         torch.device(settings.device), dtype, num_pages, settings.page_tokens, num_slots=settings.max_running
     )
     model = load_checkpoint(settings.checkpoint, memory)
-    profile = CaptureProfile(served.profile.seam_window, served.prime_ids)
+    profile = CaptureProfile(served.profile.seam, served.prime_ids)
     limits = EngineLimits(
         context_length=served.context_length,
         max_waiting=settings.max_waiting,

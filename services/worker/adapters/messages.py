@@ -166,10 +166,11 @@ def _served_part(part: ServedPart) -> worker_pb2.ServedPart:
 
 def describe(served: ServedModel, worker_id: str, min_body: int) -> Iterator[worker_pb2.DescribeResponse]:
     """The info message, then the tokenizer's bytes."""
+    least_body = max(min_body, served.spec.conv_history, 1)
     profile = worker_pb2.Profile(
         digest=served.profile_digest,
-        seam_window=served.profile.seam_window,
-        min_body=max(min_body, served.spec.conv_history, 1),
+        min_segment_tokens=served.profile.seam.least_segment(least_body),
+        min_body=least_body,
         document_open=served.profile.document_open,
         document_close=served.profile.document_close,
         prime_tokens=len(served.prime_ids),

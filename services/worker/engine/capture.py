@@ -41,7 +41,7 @@ def check_body(context: EngineContext, token_ids: tuple[int, ...]) -> None:
     Raises:
         ValueError: the message names the window.
     """
-    seam = context.profile.seam_window
+    seam = context.profile.seam_window.tokens(len(token_ids))
     if len(token_ids) - seam < max(1, context.model.spec.conv_history):
         raise ValueError(f"a segment of {len(token_ids)} tokens has no body behind a seam window of {seam}")
 
@@ -62,7 +62,7 @@ class _Segment:
 
 def pages_of(context: EngineContext, token_ids: tuple[int, ...]) -> int:
     """Pages that the capture of a segment holds while it runs: seam window and body start pages of their own."""
-    size, seam = context.pages.page_size, context.profile.seam_window
+    size, seam = context.pages.page_size, context.profile.seam_window.tokens(len(token_ids))
     return pages_for(seam, size) + pages_for(len(token_ids) - seam, size)
 
 
@@ -120,8 +120,9 @@ class CapturePass:
         self._segments.clear()
 
     def _prepare(self, token_ids: tuple[int, ...]) -> _Segment:
-        context, size, seam = self._context, self._context.pages.page_size, self._context.profile.seam_window
+        context, size = self._context, self._context.pages.page_size
         check_body(context, token_ids)
+        seam = context.profile.seam_window.tokens(len(token_ids))
         body = len(token_ids) - seam
         num_seam_pages = pages_for(seam, size)
         pages = context.pages.allocate(pages_of(context, token_ids))

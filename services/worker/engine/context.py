@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from services.worker.engine.pages import PageAllocator, SlotAllocator
+from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import StateStore
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.decoder import Model
@@ -16,11 +17,11 @@ __all__ = ["CaptureProfile", "EngineContext"]
 class CaptureProfile:
     """What changes the bytes of a segment state, as far as the engine is concerned.
 
-    seam_window: tokens recomputed at every use; prime_ids: tokens run ahead of a segment at capture; chunk_tokens: the
-    fixed chunks in which segments are captured from their own start.
+    seam_window: how many tokens are recomputed at every use; prime_ids: tokens run ahead of a segment at capture;
+    chunk_tokens: the fixed chunks in which segments are captured from their own start.
     """
 
-    seam_window: int
+    seam_window: SeamWindow
     prime_ids: tuple[int, ...]
     chunk_tokens: int = 512
 

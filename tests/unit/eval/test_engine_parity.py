@@ -16,6 +16,7 @@ from eval.settings import Mode, Prime, Refresh, Selection, Setting
 from services.worker.engine.capture import CapturePass, capture_prime
 from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan
 from services.worker.engine.context import CaptureProfile, EngineContext
+from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import SegmentState
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.registry import load_checkpoint
@@ -26,6 +27,9 @@ TOLERANCE = 2e-4
 PRIME = (5, 9, 2, 7)
 LENGTHS = (40, 63, 97)
 SEAM = 8
+WINDOW = SeamWindow(SEAM)
+# Its bodies begin inside pages: behind 12, 19 and 27 tokens, the least, the share and the most.
+GROWING = SeamWindow(12, 0.3, 27)
 
 
 def _tokens(count: int, seed: int) -> tuple[int, ...]:
@@ -67,7 +71,9 @@ def _primed(rig: Rig) -> PrimeState:
 def segments(rig: Rig) -> list[CapturedSegment]:
     with torch.inference_mode():
         primes = [_primed(rig)] * len(LENGTHS)
-        return capture_segments(rig, PROMPT.documents, primes, CapturePlan((0, SEAM, 16), (8,)))
+        return capture_segments(
+            rig, PROMPT.documents, primes, CapturePlan((SeamWindow(0), WINDOW, SeamWindow(16), GROWING), (8,))
+        )
 
 
 def _logits(rig: Rig, settings: Sequence[Setting], segments: list[CapturedSegment]) -> torch.Tensor:
@@ -78,10 +84,10 @@ def _logits(rig: Rig, settings: Sequence[Setting], segments: list[CapturedSegmen
     return PromptBatch(rig, layouts).combine()
 
 
-def _engine_logits(checkpoint: Path, seam: int, compose: bool) -> torch.Tensor:
+def _engine_logits(checkpoint: Path, window: SeamWindow, compose: bool) -> torch.Tensor:
     memory = DeviceMemory(torch.device("cpu"), torch.float32, 200, 16, 4)
     model = load_checkpoint(checkpoint, memory)
-    context = EngineContext.create(model, memory, CaptureProfile(seam, PRIME), 1 << 30)
+    context = EngineContext.create(model, memory, CaptureProfile(window, PRIME), 1 << 30)
     states: Sequence[SegmentState | None] = [None] * len(LENGTHS)
     with torch.inference_mode():
         if compose:
@@ -104,22 +110,22 @@ def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize("seam", [0, SEAM, 16])
+@pytest.mark.parametrize("window", [SeamWindow(0), WINDOW, SeamWindow(16), GROWING])
 def test_compose_equals_the_engines_combine_pass(
-    rig: Rig, checkpoint: Path, segments: list[CapturedSegment], seam: int
+    rig: Rig, checkpoint: Path, segments: list[CapturedSegment], window: SeamWindow
 ) -> None:
-    expected = _engine_logits(checkpoint, seam, compose=True)
-    found = _logits(rig, [Setting(Mode.COMPOSE, Prime.START, seam)], segments)[0]
+    expected = _engine_logits(checkpoint, window, compose=True)
+    found = _logits(rig, [Setting(Mode.COMPOSE, Prime.START, window)], segments)[0]
     assert _error(found, expected) < TOLERANCE
-    assert _error(found, _engine_logits(checkpoint, seam, compose=False)) > 10 * TOLERANCE
+    assert _error(found, _engine_logits(checkpoint, window, compose=False)) > 10 * TOLERANCE
 
 
 def test_off_equals_the_engines_full_recompute_alone_and_in_a_batch(
     rig: Rig, checkpoint: Path, segments: list[CapturedSegment]
 ) -> None:
-    expected = _engine_logits(checkpoint, SEAM, compose=False)
+    expected = _engine_logits(checkpoint, WINDOW, compose=False)
     alone = _logits(rig, [Setting(Mode.OFF)], segments)[0]
-    batched = _logits(rig, [Setting(Mode.COMPOSE, Prime.START, SEAM), Setting(Mode.OFF)], segments)[1]
+    batched = _logits(rig, [Setting(Mode.COMPOSE, Prime.START, WINDOW), Setting(Mode.OFF)], segments)[1]
     assert _error(alone, expected) < TOLERANCE
     assert _error(batched, expected) < TOLERANCE
 
@@ -127,7 +133,7 @@ def test_off_equals_the_engines_full_recompute_alone_and_in_a_batch(
 def test_ablations_all_differ(rig: Rig, segments: list[CapturedSegment]) -> None:
     modes = (Mode.ADDITION, Mode.TRANSITION, Mode.TRANSITION_ROPE, Mode.LAST_STATE, Mode.TAIL_REPLAY)
     logits = _logits(rig, [Setting(mode) for mode in modes], segments)
-    compose = _logits(rig, [Setting(Mode.COMPOSE, Prime.START, 0)], segments)[0]
+    compose = _logits(rig, [Setting(Mode.COMPOSE, Prime.START, SeamWindow(0))], segments)[0]
     for first in range(len(modes)):
         for second in range(first):
             assert _error(logits[first], logits[second]) > 10 * TOLERANCE, (modes[first], modes[second])
@@ -139,7 +145,7 @@ def _refresh_layout(
     rig: Rig, segments: list[CapturedSegment], blocks: Sequence[Sequence[range]], replay: int
 ) -> Layout:
     refresh = Refresh(Selection.FIRST_LAYER, 1.0, PAGE_TOKENS, replay)
-    setting = Setting(Mode.COMPOSE, Prime.START, SEAM, refresh=refresh)
+    setting = Setting(Mode.COMPOSE, Prime.START, WINDOW, refresh=refresh)
     return lay_out(rig, PROMPT, setting, segments, Refreshed(tuple(tuple(own) for own in blocks)), reserve=8)
 
 
@@ -182,6 +188,6 @@ def test_live_tokens_are_counted(rig: Rig, segments: list[CapturedSegment]) -> N
     layout = _refresh_layout(rig, segments, [[], [range(24, 32), range(40, 48)], []], replay=8)
     # Two blocks of eight with eight replayed before each: the second replay follows the first block.
     assert layout.live_document_tokens == 3 * SEAM + 32
-    tail = lay_out(rig, PROMPT, Setting(Mode.COMPOSE, Prime.START, SEAM, tail_tokens=8), segments, None, reserve=8)
+    tail = lay_out(rig, PROMPT, Setting(Mode.COMPOSE, Prime.START, WINDOW, tail_tokens=8), segments, None, reserve=8)
     bodies = [(length - 8) // PAGE_TOKENS * PAGE_TOKENS for length in LENGTHS]
     assert tail.live_document_tokens == sum(SEAM + length - end for length, end in zip(LENGTHS, bodies, strict=True))

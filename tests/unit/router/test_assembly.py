@@ -17,7 +17,7 @@ from services.router.domain.template_check import find_message_ends
 from tests.stub_worker import CHATML, SPECIAL_TOKENS, train_tokenizer
 
 PROFILE = Profile(
-    "digest", seam_window=4, min_body=8, document_open=SPECIAL_TOKENS[3], document_close=SPECIAL_TOKENS[4]
+    "digest", min_segment_tokens=12, min_body=8, document_open=SPECIAL_TOKENS[3], document_close=SPECIAL_TOKENS[4]
 )
 LONG = "the answer is in the document about the city of the river"
 END = "<|im_end|>\n"

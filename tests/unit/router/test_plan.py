@@ -24,7 +24,7 @@ from services.router.domain.plan import (
 from services.router.domain.ports import PartServing, Prefilled, ServedPart
 from services.router.domain.request import Reuse
 
-PROFILE = Profile("digest", seam_window=4, min_body=8, document_open="", document_close="")
+PROFILE = Profile("digest", min_segment_tokens=12, min_body=8, document_open="", document_close="")
 SYSTEM = Part(PartKind.PREFIX, tuple(range(20)), Reason.NOT_MARKED, ends_message=True)
 TURN = Part(PartKind.PREFIX, tuple(range(20, 50)), Reason.NOT_MARKED, ends_message=True)
 OPENING = Part(PartKind.LIVE, (1, 2, 3), Reason.NOT_MARKED)

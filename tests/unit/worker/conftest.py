@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from services.worker.engine.limits import EngineLimits
+from services.worker.engine.seam import SeamWindow
 from tests.exactness.rig import create_context
 from tests.models import VARIANTS, CheckpointFactory
 from tests.unit.worker.engine_rig import EngineRig, create_profile
@@ -18,10 +19,14 @@ def make_engine(checkpoints: CheckpointFactory, device: torch.device) -> EngineF
     """Engines over the standard tiny checkpoint."""
 
     def make(
-        limits: EngineLimits | None = None, num_pages: int = 80, num_slots: int = 6, prime_tokens: int = 5
+        limits: EngineLimits | None = None,
+        num_pages: int = 80,
+        num_slots: int = 6,
+        prime_tokens: int = 5,
+        window: SeamWindow | None = None,
     ) -> EngineRig:
         directory = checkpoints.directory(VARIANTS[0])
-        context = create_context(directory, device, create_profile(prime_tokens), num_pages, num_slots)
+        context = create_context(directory, device, create_profile(prime_tokens, window), num_pages, num_slots)
         return EngineRig(context, limits)
 
     return make

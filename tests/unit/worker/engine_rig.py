@@ -21,6 +21,7 @@ from services.worker.engine.requests import (
     TokenEvent,
 )
 from services.worker.engine.sampling import SamplingOptions
+from services.worker.engine.seam import SeamWindow
 from tests.exactness.rig import draw_ids
 
 __all__ = ["WINDOW", "EngineRig", "Heard", "live", "segment"]
@@ -135,6 +136,6 @@ class EngineRig:
         assert self.context.store.used_bytes == 0
 
 
-def create_profile(prime_tokens: int = 5) -> CaptureProfile:
-    """The profile of engine tests: small chunks, so that captures take several."""
-    return CaptureProfile(WINDOW, draw_ids(prime_tokens, 77), chunk_tokens=32)
+def create_profile(prime_tokens: int = 5, window: SeamWindow | None = None) -> CaptureProfile:
+    """The profile of engine tests: small chunks, so that captures take several; a fixed window unless another is asked for."""
+    return CaptureProfile(window or SeamWindow(WINDOW), draw_ids(prime_tokens, 77), chunk_tokens=32)

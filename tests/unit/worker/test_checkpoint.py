@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from services.worker.engine.combine import CombinePart
 from services.worker.engine.context import CaptureProfile
+from services.worker.engine.seam import SeamWindow
 from services.worker.models.errors import CheckpointError
 from services.worker.models.registry import read_checkpoint_spec
 from tests.exactness.rig import PassRig, assert_close, create_context, draw_ids
@@ -28,7 +29,7 @@ def directory(checkpoints: CheckpointFactory, tmp_path: Path) -> Path:
 
 
 def _logits(directory: Path, device: torch.device) -> torch.Tensor:
-    rig = PassRig(create_context(directory, device, CaptureProfile(4, ())))
+    rig = PassRig(create_context(directory, device, CaptureProfile(SeamWindow(4), ())))
     return rig.logits(CombinePart(IDS))
 
 

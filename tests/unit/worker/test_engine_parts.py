@@ -12,6 +12,7 @@ from services.worker.engine.requests import (
     SnapshotOrder,
 )
 from services.worker.engine.sampling import SamplingOptions
+from services.worker.engine.seam import SeamWindow
 from tests.exactness.rig import draw_ids
 from tests.unit.worker.conftest import EngineFactory
 from tests.unit.worker.engine_rig import WINDOW, EngineRig, Heard, live, segment
@@ -44,6 +45,21 @@ def test_a_hit_recomputes_its_window_only(rig: EngineRig) -> None:
     assert [part.tier for part in heard.served] == ["", "worker", "worker", ""]
     assert all(part.reason == "" for part in heard.served)
     assert heard.is_complete
+
+
+def test_a_growing_window_is_each_segments_own(make_engine: EngineFactory) -> None:
+    rig = make_engine(window=SeamWindow(6, 0.25, 40))
+    segments = {b"short": draw_ids(20, 1), b"middle": draw_ids(61, 2), b"long": draw_ids(200, 3)}
+    events = rig.capture(*(CaptureSegment(key, ids) for key, ids in segments.items()))
+    assert [event.reason for event in events] == [""] * 3
+    heard = rig.submit("r", live(9, 3), *(segment(key, ids) for key, ids in segments.items()), live(6, 4))
+    rig.run()
+    assert [part.live_tokens for part in heard.served] == [9, 6, 16, 40, 6]
+    assert [part.reused_tokens for part in heard.served] == [0, 14, 45, 160, 0]
+    (event,) = rig.capture(CaptureSegment(b"none", draw_ids(8, 4)))
+    assert event.reason == "a segment of 8 tokens has no body behind a seam window of 6"
+    rig.drop_all(segments)
+    rig.assert_nothing_held()
 
 
 def test_a_key_with_other_tokens_is_computed_and_says_why(rig: EngineRig, make_engine: EngineFactory) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.worker.adapters.messages import describe
 from services.worker.adapters.served_model import ServedModel, read_served_model
 from services.worker.settings import WorkerSettings
 from tests.e2e.stack.checkpoint import write_random_checkpoint
@@ -55,3 +56,19 @@ def test_another_dtype_is_another_digest(checkpoint: Path) -> None:
     wide = _read(checkpoint)
     narrow = read_served_model(WorkerSettings(checkpoint=checkpoint, dtype="bfloat16"))
     assert narrow.profile_digest != wide.profile_digest
+
+
+@pytest.mark.parametrize(
+    ("profile", "least"),
+    [
+        ("seam_window = 8", 24),
+        ("seam_window = 32\nseam_share = 0.15\nseam_window_max = 128", 48),
+        ("seam_window = 4\nseam_share = 0.5", 32),
+        ("seam_window = 0\nseam_share = 1.0\nseam_window_max = 50", 66),
+    ],
+)
+def test_the_router_is_told_the_least_segment(profile: str, least: int, checkpoint: Path) -> None:
+    """Its body has the 16 tokens that are worth composing; the rule itself stays with the worker."""
+    (checkpoint / "profile.toml").write_text(profile)
+    told = next(describe(_read(checkpoint), "worker", min_body=16)).info.profile
+    assert (told.min_segment_tokens, told.min_body) == (least, 16)
