@@ -104,13 +104,11 @@ def _layer(spec: ModelSpec, reader: WeightReader, index: int) -> PreNormLayer:
         mixer = _attention(reader, f"{name}.self_attn", own.mixer, spec.hidden_size)
     else:
         raise TypeError(f"{own.mixer} is no shape of this family")
-    if not isinstance(own.feed_forward, DenseShape):
-        raise TypeError(f"{own.feed_forward} is no shape of this family")
     return PreNormLayer(
         mixer_norm=reader.read_centred_norm(f"{name}.input_layernorm.weight", spec.hidden_size),
         mixer=mixer,
         feed_forward_norm=reader.read_centred_norm(f"{name}.post_attention_layernorm.weight", spec.hidden_size),
-        feed_forward=reader.swiglu(f"{name}.mlp", own.feed_forward.size, spec.hidden_size),
+        feed_forward=reader.feed_forward(f"{name}.mlp", own.feed_forward, spec.hidden_size),
         eps=spec.eps,
     )
 

@@ -12,12 +12,28 @@ __all__ = ["DenseShape", "FeedForwardShape", "LayerSpec", "ModelSpec"]
 class FeedForwardShape(Protocol):
     """A family's shape of one feed-forward block."""
 
+    def num_parameters(self, hidden_size: int) -> int:
+        """Weights of the block."""
+        ...
+
+    def num_active_parameters(self, hidden_size: int) -> int:
+        """Weights that one token passes through."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DenseShape:
     """One SwiGLU block of `size` channels."""
 
     size: int
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """See `FeedForwardShape`: gate, up and down."""
+        return 3 * self.size * hidden_size
+
+    def num_active_parameters(self, hidden_size: int) -> int:
+        """See `FeedForwardShape`: all of them."""
+        return self.num_parameters(hidden_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ import torch
 
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.checkpoint import Checkpoint
-from services.worker.models.decoder import Layer, Model, SwiGlu
-from services.worker.models.spec import ModelSpec
+from services.worker.models.decoder import FeedForward, Layer, Model, SwiGlu
+from services.worker.models.experts import ExpertNames, Experts, ExpertsShape
+from services.worker.models.spec import DenseShape, FeedForwardShape, ModelSpec
 
 __all__ = ["WeightReader", "assemble"]
 
@@ -49,6 +50,50 @@ class WeightReader:
         """The block of `{gate,up,down}_proj` under a name."""
         gate_up = self.stack({f"{name}.{half}_proj.weight": size for half in ("gate", "up")}, hidden)
         return SwiGlu(gate_up, self.read(f"{name}.down_proj.weight", hidden, size))
+
+    def feed_forward(
+        self, name: str, shape: FeedForwardShape, hidden: int, names: ExpertNames | None = None
+    ) -> FeedForward:
+        """The dense or routed block under a name; `names` are those of a routed block, Qwen's by default."""
+        if isinstance(shape, DenseShape):
+            return self.swiglu(name, shape.size, hidden)
+        if isinstance(shape, ExpertsShape):
+            return self._experts(name, shape, hidden, names or ExpertNames())
+        raise TypeError(f"{shape} is no shape of a feed-forward block")
+
+    def _experts(self, name: str, shape: ExpertsShape, hidden: int, names: ExpertNames) -> Experts:
+        routing, shared_size = shape.routing, shape.shared_size
+        return Experts(
+            routing=routing,
+            router=self.read_fp32(f"{name}.{names.router}", routing.num_experts, hidden),
+            bias=self.read_fp32(f"{name}.{names.bias}", routing.num_experts) if routing.corrected else None,
+            gate_up=self._gate_up(f"{name}.experts", shape, hidden, names),
+            down=self._down(f"{name}.experts", shape, hidden, names),
+            shared=None if shared_size is None else self.swiglu(f"{name}.{names.shared}", shared_size, hidden),
+            shared_gate=self.read(f"{name}.{names.shared_gate}", 1, hidden) if shape.shared_gated else None,
+        )
+
+    def _gate_up(self, name: str, shape: ExpertsShape, hidden: int, names: ExpertNames) -> torch.Tensor:
+        """`[E, 2 I, hidden]`, which checkpoints keep as one tensor or in halves an expert."""
+        fused, count = f"{name}.gate_up_proj", shape.routing.num_experts
+        if self.has(fused):
+            return self.read(fused, count, 2 * shape.size, hidden)
+        halves = torch.empty(count, 2, shape.size, hidden, dtype=self.memory.dtype, device=self.memory.device)
+        # Filled in place: experts are most of a model, and a copy of a layer's might not fit beside them.
+        for expert in range(count):
+            for half, part in enumerate((names.gate, names.up)):
+                halves[expert, half] = self.read(f"{name}.{expert}.{part}.weight", shape.size, hidden)
+        return halves.flatten(1, 2)
+
+    def _down(self, name: str, shape: ExpertsShape, hidden: int, names: ExpertNames) -> torch.Tensor:
+        """`[E, hidden, I]`, likewise."""
+        fused, count = f"{name}.down_proj", shape.routing.num_experts
+        if self.has(fused):
+            return self.read(fused, count, hidden, shape.size)
+        matrices = torch.empty(count, hidden, shape.size, dtype=self.memory.dtype, device=self.memory.device)
+        for expert in range(count):
+            matrices[expert] = self.read(f"{name}.{expert}.{names.down}.weight", hidden, shape.size)
+        return matrices
 
     def head(self, spec: ModelSpec, embedding: torch.Tensor, name: str) -> torch.Tensor:
         """The output matrix, which has no prefix; the embedding itself where they are tied."""
