@@ -161,3 +161,5 @@ def test_chunked_capture_keeps_the_same_state(make_rig: RigFactory, reference: R
                     assert_close(plane.tail, expected.tail)
                 if plane.transition.shape[-1] > 1:
                     assert_far(transition, expected.maps.transition.transpose(1, 2))
+            composed = rig.logits(CombinePart(SYSTEM), CombinePart(ids, state), CombinePart(QUESTION))
+            assert_close(composed, reference.logits([Part(SYSTEM), Part(ids, record), Part(QUESTION)])[-1])

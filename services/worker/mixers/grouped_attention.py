@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from services.worker.mixers.paged_attention import Heads
 from services.worker.mixers.shapes import PageShape
 from services.worker.ops.norm import rms_norm
+from services.worker.ops.rotary import Llama3Scaling
 
 __all__ = ["AttentionWeights", "GroupedAttention", "GroupedAttentionShape"]
 
@@ -23,6 +24,7 @@ class GroupedAttentionShape:
     rotary_theta: float
     gated: bool
     eps: float
+    rotary_scaling: Llama3Scaling | None = None
 
     @property
     def kept(self) -> PageShape:

@@ -45,6 +45,10 @@ class ConfigFields:
         self._config = config
         self._section = f"{section}." if section else ""
 
+    def has(self, name: str) -> bool:
+        """Whether a field is there and not null."""
+        return self._config.get(name) is not None
+
     def integer(self, name: str, default: int | None = None) -> int:
         """A positive integer.
 
@@ -122,12 +126,12 @@ class ConfigFields:
         return value
 
     def check_groups(self, heads: str, shared_heads: str) -> None:
-        """Every shared head serves the same number of heads.
+        """Every shared head serves the same number of heads; without the second field every head stands alone.
 
         Raises:
             CheckpointError: it does not.
         """
-        if self.integer(heads) % self.integer(shared_heads):
+        if self.integer(heads) % self.integer(shared_heads, self.integer(heads)):
             raise self.error(heads, f"must be a multiple of {shared_heads}")
 
     def error(self, name: str, fault: str) -> CheckpointError:

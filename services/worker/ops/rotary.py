@@ -4,11 +4,32 @@ Source: Su et al., RoFormer (arXiv 2104.09864); partial rotation as in GPT-NeoX.
 vector is rotated once: rotating stored keys there and back would add error.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Rotary"]
+__all__ = ["Llama3Scaling", "Rotary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Frequencies for a context that grew after training: slow ones divided by `factor`, fast ones kept, a ramp between.
+
+    A frequency is slow where the trained context holds fewer than `low` of its turns, and fast where it holds more than
+    `high`. Source: the `llama3` rope type of the Llama 3.1 release.
+    """
+
+    factor: float
+    low: float
+    high: float
+    trained_context: int
+
+    def scale(self, frequencies: torch.Tensor) -> torch.Tensor:
+        """Frequencies `[D_rot / 2]` in radians a token."""
+        turns = self.trained_context * frequencies / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return kept * frequencies + (1.0 - kept) * frequencies / self.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +43,18 @@ class Rotary:
     interleaved: bool = False
 
     @classmethod
-    def create(cls, theta: float, rotary_dim: int, device: torch.device, interleaved: bool = False) -> "Rotary":
-        """Frequencies `theta^(−2i / rotary_dim)`."""
+    def create(
+        cls,
+        theta: float,
+        rotary_dim: int,
+        device: torch.device,
+        interleaved: bool = False,
+        scaling: Llama3Scaling | None = None,
+    ) -> "Rotary":
+        """Frequencies `theta^(−2i / rotary_dim)`, scaled where the model's context grew after training."""
         exponents = torch.arange(0, rotary_dim, 2, device=device, dtype=torch.float32) / rotary_dim
-        return cls(1.0 / theta**exponents, interleaved)
+        frequencies = 1.0 / theta**exponents
+        return cls(frequencies if scaling is None else scaling.scale(frequencies), interleaved)
 
     def rotate(self, heads: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Heads `[..., H, D]` rotated by integer places `[...]`; negative places turn back."""
