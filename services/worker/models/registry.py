@@ -12,7 +12,7 @@ from services.worker.models.decoder import Model
 from services.worker.models.errors import CheckpointError
 from services.worker.models.spec import ModelSpec
 
-__all__ = ["FAMILIES", "Family", "load_checkpoint", "read_checkpoint_spec"]
+__all__ = ["FAMILIES", "Family", "find_family", "load_checkpoint", "read_checkpoint_spec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,12 @@ FAMILIES = (
 )
 
 
-def _family(directory: Path, config: Mapping[str, Any]) -> Family:
+def find_family(directory: Path, config: Mapping[str, Any]) -> Family:
+    """The family that serves a config.
+
+    Raises:
+        CheckpointError: none does.
+    """
     if "quantization_config" in config:
         raise CheckpointError(
             f"{directory / 'config.json'}: quantization_config: quantised checkpoints are not supported; use the bf16 release"
@@ -50,7 +55,7 @@ def read_checkpoint_spec(directory: Path) -> ModelSpec:
         CheckpointError: `config.json` is missing, damaged or not supported.
     """
     config = read_json(directory / "config.json")
-    return _family(directory, config).read_spec(config)
+    return find_family(directory, config).read_spec(config)
 
 
 def load_checkpoint(directory: Path, memory: DeviceMemory) -> Model:
@@ -60,7 +65,7 @@ def load_checkpoint(directory: Path, memory: DeviceMemory) -> Model:
         CheckpointError: the checkpoint cannot be served.
     """
     config = read_json(directory / "config.json")
-    family = _family(directory, config)
+    family = find_family(directory, config)
     spec = family.read_spec(config)
     with CheckpointDirectory(directory) as checkpoint:
         return family.load_model(spec, checkpoint, memory)
