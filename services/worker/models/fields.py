@@ -62,6 +62,14 @@ class ConfigFields:
             raise self.error(name, f"must be a positive integer, not {value!r}")
         return value
 
+    def optional_integer(self, name: str) -> int | None:
+        """A positive integer, None where it is missing or null.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        return None if self._config.get(name) is None else self.integer(name)
+
     def number(self, name: str, default: float | None = None) -> float:
         """A number.
 
@@ -111,6 +119,17 @@ class ConfigFields:
         if not isinstance(value, list) or len(value) != length:
             raise self.error(name, f"must list {length} layers")
         return [str(item) for item in value]
+
+    def integers(self, name: str) -> list[int]:
+        """A list of integers.
+
+        Raises:
+            CheckpointError: it is missing or something else.
+        """
+        value = self._config.get(name)
+        if not isinstance(value, list) or any(not isinstance(item, int) or isinstance(item, bool) for item in value):
+            raise self.error(name, f"must be a list of integers, not {value!r}")
+        return value
 
     def choice(self, name: str, supported: Sequence[Any], default: Any) -> Any:  # noqa: ANN401 # any JSON value
         """One of the supported values.

@@ -1,0 +1,123 @@
+"""Latent attention in its absorbed form against the textbook one: expanded heads, rotary of either pairing or none."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from services.worker.mixers.batch import CombineBatch
+from services.worker.mixers.latent_attention import LatentAttention, LatentAttentionShape, LatentAttentionWeights
+from services.worker.mixers.paged_attention import PagedAttention
+from services.worker.mixers.state import DeviceMemory
+from services.worker.ops.layout import PartWalk
+from services.worker.ops.paged_attention import PageRow, PageTable
+from services.worker.ops.rotary import Rotary
+from tests.exactness.reference import attend, rotate
+from tests.exactness.rig import assert_close, assert_far
+
+HIDDEN, TOKENS, PAGE_SIZE, THETA = 24, 37, 8, 1e4
+NUM_PAGES = -(-TOKENS // PAGE_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """query_rank as in the shape; interleaved: None without rotary."""
+
+    query_rank: int | None
+    interleaved: bool | None
+
+    @property
+    def shape(self) -> LatentAttentionShape:
+        theta = None if self.interleaved is None else THETA
+        return LatentAttentionShape(3, 10, 6, 7, 13, self.query_rank, theta, 1e-6)
+
+
+def _weights(shape: LatentAttentionShape) -> LatentAttentionWeights:
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator) / math.sqrt(size[-1])
+
+    queries = shape.num_heads * shape.query_dim
+    rank = shape.query_rank
+    return LatentAttentionWeights(
+        in_proj=draw((rank or queries) + shape.latent_dim + shape.rope_dim, HIDDEN),
+        latent_norm=1 + draw(shape.latent_dim),
+        key_up=draw(shape.num_heads, shape.nope_dim, shape.latent_dim),
+        value_up=draw(shape.num_heads, shape.latent_dim, shape.value_dim),
+        out_proj=draw(HIDDEN, shape.num_heads * shape.value_dim),
+        query_norm=None if rank is None else 1 + draw(rank),
+        query_up=None if rank is None else draw(queries, rank),
+    )
+
+
+def _paged(case: Case, weights: LatentAttentionWeights, hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """One live run through a poisoned pool whose pages stand in reverse."""
+    shape = case.shape
+    memory = DeviceMemory(device, torch.float32, NUM_PAGES, PAGE_SIZE, num_slots=1)
+    pool = memory.add_page_pool(shape.kept)
+    pool.keys.fill_(float("nan"))
+    rotary = None
+    if case.interleaved is not None:
+        rotary = Rotary.create(THETA, shape.rope_dim, device, case.interleaved)
+    table = PageTable(PAGE_SIZE)
+    starts = range(0, TOKENS, PAGE_SIZE)
+    table.extend(
+        PageRow(NUM_PAGES - 1 - page, 0, first, min(PAGE_SIZE, TOKENS - first)) for page, first in enumerate(starts)
+    )
+    positions = torch.arange(TOKENS, device=device)
+    slots = (NUM_PAGES - 1 - positions // PAGE_SIZE) * PAGE_SIZE + positions % PAGE_SIZE
+    walk = PartWalk((0, TOKENS), (0, 1))
+    batch = CombineBatch(walk, positions, slots, (0, TOKENS), [table], torch.zeros(1), [None], [TOKENS])
+    return PagedAttention(LatentAttention(shape, weights), rotary, pool).combine(hidden, batch)
+
+
+def _norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rows / (rows.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
+
+
+def _turn(positional: torch.Tensor, interleaved: bool | None) -> torch.Tensor:
+    """Interleaved pairs turn as half-split ones do once even channels stand ahead of odd ones."""
+    if interleaved is None:
+        return positional
+    places = torch.arange(TOKENS)
+    if not interleaved:
+        return rotate(positional, places, THETA, positional.shape[-1])
+    return rotate(torch.cat([positional[..., 0::2], positional[..., 1::2]], -1), places, THETA, positional.shape[-1])
+
+
+def _textbook(case: Case, weights: LatentAttentionWeights, hidden: torch.Tensor, scale: float) -> torch.Tensor:
+    shape = case.shape
+    projected = F.linear(hidden.double(), weights.in_proj.double())
+    queries, latent, positional = projected.tensor_split([-shape.latent_dim - shape.rope_dim, -shape.rope_dim], dim=-1)
+    if weights.query_up is not None and weights.query_norm is not None:
+        queries = _norm(queries, weights.query_norm.double()) @ weights.query_up.double().T
+    latent = _norm(latent, weights.latent_norm.double())
+    q = queries.unflatten(-1, (shape.num_heads, -1))
+    keys = torch.einsum("nc,hdc->nhd", latent, weights.key_up.double())
+    shared = _turn(positional[:, None], case.interleaved).expand(-1, shape.num_heads, -1)
+    places = torch.arange(TOKENS)
+    mixed = attend(
+        torch.cat([q[..., : shape.nope_dim], _turn(q[..., shape.nope_dim :], case.interleaved)], -1),
+        torch.cat([keys, shared], -1),
+        torch.einsum("nc,hcv->nhv", latent, weights.value_up.double()),
+        places[None] <= places[:, None],
+        scale,
+    )
+    return F.linear(mixed.flatten(1), weights.out_proj.double())
+
+
+@pytest.mark.parametrize("interleaved", [None, False, True], ids=["unturned", "half-split", "interleaved"])
+@pytest.mark.parametrize("query_rank", [None, 11], ids=["full", "ranked"])
+def test_absorbed_equals_textbook(query_rank: int | None, interleaved: bool | None, device: torch.device) -> None:
+    case = Case(query_rank, interleaved)
+    weights = _weights(case.shape)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
+    actual = _paged(case, weights, hidden, device)
+    assert_close(actual, _textbook(case, weights, hidden, 16**-0.5), 1e-5)
+    others = [Case(query_rank, other) for other in (None, False, True) if other is not interleaved]
+    for other in others:
+        assert_far(actual, _textbook(other, weights, hidden, 16**-0.5), 1e-5)
+    assert_far(actual, _textbook(case, weights, hidden, 10**-0.5), 1e-5)
