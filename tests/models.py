@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from tests.exactness.reference_model import ReferenceFamily
-from tests.families import llama, qwen3_5
+from tests.families import kimi_linear, llama, qwen3_5
 from tests.families.variant import Variant
 
 __all__ = ["VARIANTS", "CheckpointFactory", "Variant", "reference_logits"]
 
-VARIANTS: tuple[Variant, ...] = (*qwen3_5.VARIANTS, *llama.VARIANTS)
+VARIANTS: tuple[Variant, ...] = (*qwen3_5.VARIANTS, *llama.VARIANTS, *kimi_linear.VARIANTS)
 
 
 class CheckpointFactory:

@@ -62,6 +62,17 @@ class ConfigFields:
             raise self.error(name, f"must be a positive integer, not {value!r}")
         return value
 
+    def count(self, name: str) -> int:
+        """An integer that may be 0.
+
+        Raises:
+            CheckpointError: it is missing or something else.
+        """
+        value = self._config.get(name)
+        if value == 0 and not isinstance(value, bool):
+            return 0
+        return self.integer(name)
+
     def optional_integer(self, name: str) -> int | None:
         """A positive integer, None where it is missing or null.
 
