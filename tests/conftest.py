@@ -3,6 +3,9 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if os.environ.get("HYPIC_DEVICE", "cpu") == "cpu":
+    # Triton reads it when it is first imported, which other libraries may do.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch

@@ -13,7 +13,7 @@ from services.worker.ops.rotary import Rotary
 from tests.exactness.reference import attend, rotate
 from tests.exactness.rig import assert_close, assert_far
 
-PAGE_SIZE, NUM_PAGES, THETA = 8, 64, 1e4
+PAGE_SIZE, NUM_PAGES, THETA = 16, 64, 1e4
 TOLERANCE = 1e-5
 
 
@@ -50,7 +50,7 @@ HEADS = Heads(6, 2, 10, 7, 4)
 PLAIN = Heads(3, 3, 8, 8, 0)
 
 
-def _scene(parts: list[tuple[int, int]], heads: Heads, seed: int, shift: int = 0) -> Scene:
+def draw_scene(parts: list[tuple[int, int]], heads: Heads, seed: int, shift: int = 0) -> Scene:
     """Parts as (live tokens, body tokens); a body's keys are stored rotated by their place in the part, off by `shift`."""
     generator = torch.Generator().manual_seed(seed)
     length = sum(map(sum, parts))
@@ -75,7 +75,7 @@ def _scene(parts: list[tuple[int, int]], heads: Heads, seed: int, shift: int = 0
     return Scene(table, keys, values, true_keys, true_values, torch.tensor(live))
 
 
-def _attend(
+def attend_scenes(
     form: ModuleType, scenes: list[Scene], queries: list[torch.Tensor], heads: Heads, device: torch.device
 ) -> torch.Tensor:
     """All scenes share the first one's pools, so only scenes drawn into one pool may come together."""
@@ -94,7 +94,7 @@ def _attend(
     return result
 
 
-def _dense(scene: Scene, queries: torch.Tensor, heads: Heads) -> torch.Tensor:
+def dense(scene: Scene, queries: torch.Tensor, heads: Heads) -> torch.Tensor:
     places = torch.arange(len(scene.true_keys))
     return attend(
         rotate(queries, scene.live, THETA, heads.rotary_dim),
@@ -105,7 +105,7 @@ def _dense(scene: Scene, queries: torch.Tensor, heads: Heads) -> torch.Tensor:
     )
 
 
-def _queries(scene: Scene, heads: Heads, seed: int) -> torch.Tensor:
+def draw_queries(scene: Scene, heads: Heads, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(len(scene.live), heads.num_heads, heads.head_dim, generator=generator, dtype=torch.float64)
 
@@ -120,29 +120,29 @@ def test_equals_dense_attention(
     form: ModuleType, device: torch.device, parts: list[tuple[int, int]], heads: Heads, seed: int
 ) -> None:
     """Pages are poisoned, partial at every part's end, and scattered; nothing behind a query may weigh in."""
-    scene = _scene(parts, heads, seed)
-    queries = _queries(scene, heads, seed + 1)
-    assert_close(_attend(form, [scene], [queries], heads, device), _dense(scene, queries, heads), TOLERANCE)
+    scene = draw_scene(parts, heads, seed)
+    queries = draw_queries(scene, heads, seed + 1)
+    assert_close(attend_scenes(form, [scene], [queries], heads, device), dense(scene, queries, heads), TOLERANCE)
 
 
 def test_a_key_rotated_one_place_off_is_seen(form: ModuleType, device: torch.device) -> None:
     parts = [(3, 20), (5, 33), (4, 0)]
-    scene, off = _scene(parts, HEADS, 5), _scene(parts, HEADS, 5, shift=1)
-    queries = _queries(scene, HEADS, 6)
-    assert_close(_attend(form, [scene], [queries], HEADS, device), _dense(scene, queries, HEADS), TOLERANCE)
-    assert_far(_attend(form, [off], [queries], HEADS, device), _dense(scene, queries, HEADS), TOLERANCE)
+    scene, off = draw_scene(parts, HEADS, 5), draw_scene(parts, HEADS, 5, shift=1)
+    queries = draw_queries(scene, HEADS, 6)
+    assert_close(attend_scenes(form, [scene], [queries], HEADS, device), dense(scene, queries, HEADS), TOLERANCE)
+    assert_far(attend_scenes(form, [off], [queries], HEADS, device), dense(scene, queries, HEADS), TOLERANCE)
 
 
 def test_long_query_runs(device: torch.device) -> None:
     """More queries than one block of the chunked form, with a stored body between two live runs."""
-    scene = _scene([(150, 40), (141, 0)], HEADS, 7)
-    queries = _queries(scene, HEADS, 8)
-    assert_close(_attend(chunked, [scene], [queries], HEADS, device), _dense(scene, queries, HEADS), TOLERANCE)
+    scene = draw_scene([(150, 40), (141, 0)], HEADS, 7)
+    queries = draw_queries(scene, HEADS, 8)
+    assert_close(attend_scenes(chunked, [scene], [queries], HEADS, device), dense(scene, queries, HEADS), TOLERANCE)
 
 
 def test_requests_of_one_call_are_apart(form: ModuleType, device: torch.device) -> None:
     """Two prompts that share a page, in one call, each as if alone."""
-    scene = _scene([(2, 19), (3, 0)], HEADS, 9)
+    scene = draw_scene([(2, 19), (3, 0)], HEADS, 9)
     shared = [row for row in scene.table.rows if row.base == 0 and row.first < 2]
     alone = replace(
         scene,
@@ -152,10 +152,10 @@ def test_requests_of_one_call_are_apart(form: ModuleType, device: torch.device) 
         live=torch.arange(2),
     )
     alone.table.extend(shared)
-    queries = [_queries(scene, HEADS, 10), _queries(alone, HEADS, 11)]
-    both = _attend(form, [scene, alone], queries, HEADS, device)
-    assert_close(both[:5], _dense(scene, queries[0], HEADS), TOLERANCE)
-    assert_close(both[5:], _dense(alone, queries[1], HEADS), TOLERANCE)
+    queries = [draw_queries(scene, HEADS, 10), draw_queries(alone, HEADS, 11)]
+    both = attend_scenes(form, [scene, alone], queries, HEADS, device)
+    assert_close(both[:5], dense(scene, queries[0], HEADS), TOLERANCE)
+    assert_close(both[5:], dense(alone, queries[1], HEADS), TOLERANCE)
 
 
 def test_rows_must_rise_within_a_base() -> None:
@@ -167,7 +167,7 @@ def test_rows_must_rise_within_a_base() -> None:
 
 def test_growing_a_table_token_by_token(form: ModuleType, device: torch.device) -> None:
     """Decode enters one token at a time; the joined spans must say what the rows say."""
-    scene = _scene([(21, 0)], PLAIN, 12)
+    scene = draw_scene([(21, 0)], PLAIN, 12)
     rows = scene.table.rows
     grown = PageTable(PAGE_SIZE)
     for row in rows:

@@ -1,0 +1,105 @@
+"""The recurrence's kernels against its naive form, for every rule, on sizes that fill no tile."""
+
+import pytest
+import torch
+
+from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.recurrence import RecurrenceInputs, naive
+from services.worker.ops.recurrence import triton as kernels
+from tests.exactness.reference import Rule, draw_tokens
+from tests.exactness.rig import assert_close, assert_far
+
+TOLERANCE = 2e-5
+# Heads, key channels, value channels: narrower than a tile, and over its edge.
+SHAPES = [(2, 12, 7), (1, 40, 72)]
+
+
+@pytest.fixture(params=Rule, ids=str)
+def rule(request: pytest.FixtureRequest) -> Rule:
+    chosen: Rule = request.param
+    return chosen
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def shape(request: pytest.FixtureRequest) -> tuple[int, int, int]:
+    chosen: tuple[int, int, int] = request.param
+    return chosen
+
+
+def _inputs(count: int, shape: tuple[int, int, int], rule: Rule, device: torch.device) -> RecurrenceInputs:
+    tokens = draw_tokens(count, *shape, count, rule)
+    q, k, v, log_decay = (each.float().to(device) for each in (tokens.q, tokens.k, tokens.v, tokens.decay.log()))
+    beta = None if tokens.beta is None else tokens.beta.float().to(device)
+    return RecurrenceInputs(q, k, v, log_decay, beta)
+
+
+def _states(count: int, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(3)).to(device)
+
+
+def _identity(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    heads, keys, _ = shape
+    return rule.compact(torch.eye(keys, device=device).expand(2, heads, keys, keys)).contiguous()
+
+
+def test_scan(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> None:
+    """Two runs of a chunk and a little, and one token less than a chunk, each with its transition."""
+    inputs, cu_runs = _inputs(128, shape, rule, device), (0, 65, 128)
+    starts, identity = _states(2, shape, device), _identity(rule, shape, device)
+    expected = naive.scan(inputs, cu_runs, starts, identity)
+    actual = kernels.scan(inputs, cu_runs, starts, identity)
+    assert_close(actual.outputs, expected.outputs, TOLERANCE)
+    assert_close(actual.states, expected.states, TOLERANCE)
+    assert actual.transitions is not None
+    assert expected.transitions is not None
+    assert_close(actual.transitions, expected.transitions, TOLERANCE)
+    joined = naive.scan(inputs, (0, 128), starts[:1], None)
+    assert_far(actual.states[1], joined.states[0], TOLERANCE)
+
+
+def test_runs_of_no_token(rule: Rule, device: torch.device) -> None:
+    shape = SHAPES[0]
+    inputs, cu_runs = _inputs(3, shape, rule, device), (0, 0, 3)
+    starts, identity = _states(2, shape, device), _identity(rule, shape, device)
+    actual = kernels.scan(inputs, cu_runs, starts, identity)
+    assert torch.equal(actual.states[0], starts[0])
+    assert actual.transitions is not None
+    assert torch.equal(actual.transitions[0], identity[0])
+    assert_close(actual.states[1], naive.scan(inputs, (0, 3), starts[1:], None).states[0], TOLERANCE)
+
+
+def test_walk(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> None:
+    """Two requests: live runs, an empty one, bodies, one that forgets everything, and kept states."""
+    inputs, starts = _inputs(100, shape, rule, device), _states(2, shape, device)
+    source = naive.scan(_inputs(40, shape, rule, device), (0, 20, 40), 0 * starts, _identity(rule, shape, device))
+    assert source.transitions is not None
+    body = Body(source.transitions[0], source.states[0])
+    bodies = [body, None, Body(None, source.states[1]), body]
+    walk = PartWalk((0, 3, 70, 70, 100), (0, 2, 4))
+    expected = naive.walk(inputs, walk, starts, bodies, (0, 2))
+    actual = kernels.walk(inputs, walk, starts, bodies, (0, 2))
+    assert_close(actual.outputs, expected.outputs, TOLERANCE)
+    assert_close(actual.states, expected.states, TOLERANCE)
+    assert actual.kept.keys() == expected.kept.keys()
+    for part, state in expected.kept.items():
+        assert_close(actual.kept[part], state, TOLERANCE)
+    for wrong in ([None, None, bodies[2], body], [Body(None, body.end_state), *bodies[1:]]):
+        assert_far(naive.walk(inputs, walk, starts, wrong).states, actual.states, TOLERANCE)
+
+
+def test_step(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> None:
+    inputs, starts = _inputs(2, shape, rule, device), _states(2, shape, device)
+    expected, actual = naive.step(inputs, starts), kernels.step(inputs, starts)
+    assert_close(actual.outputs, expected.outputs, TOLERANCE)
+    assert_close(actual.states, expected.states, TOLERANCE)
+
+
+def test_gates_that_forget_at_once(rule: Rule, device: torch.device) -> None:
+    """Neither an overflow nor a division by zero."""
+    shape = SHAPES[0]
+    inputs = _inputs(70, shape, rule, device)
+    harsh = RecurrenceInputs(inputs.q, inputs.k, inputs.v, inputs.log_decay * 0 - 70, inputs.beta)
+    starts, identity = _states(1, shape, device), _identity(rule, shape, device)[:1]
+    expected, actual = naive.scan(harsh, (0, 70), starts, identity), kernels.scan(harsh, (0, 70), starts, identity)
+    assert_close(actual.outputs, expected.outputs, TOLERANCE)
+    assert_close(actual.states, expected.states, TOLERANCE)
