@@ -11,7 +11,8 @@ import torch
 import typer
 
 from eval.pack import BatchLimits
-from eval.plans import PLANS, Plan
+from eval.plans import PLANS, SEED, Plan
+from eval.question_sets import QuestionSet, SetKind
 from eval.records import describe_run, merge_records, read_record, write_record
 from eval.report import write_report
 from eval.runner import RunOptions, evaluate
@@ -59,7 +60,7 @@ def run(
     )
     outcomes = evaluate(options)
     elapsed = time.monotonic() - began
-    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {workers} workers"
+    name = _device_name(device, workers)
     command = shlex.join(["hypic", "eval", "run", *sys.argv[2:]])
     sets = sorted((own for stage in options.stages for own in stage.sets), key=lambda own: own.count)
     largest = {own.kind: own for own in sets}
@@ -68,6 +69,31 @@ def run(
     print(f"{len({own.question for own in outcomes})} questions, {len(outcomes)} answers in {elapsed:.0f} s → {out}")
     if plan in (PlanName.CI, PlanName.SHORT):
         print(write_report(record, checkpoint, out.with_name(plan.value)))
+
+
+def _device_name(device: str, workers: int) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {workers} workers"
+
+
+@app.command()
+def oracle(
+    checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = Path("models/demo"),
+    count: Annotated[int, typer.Option(help="How many of the standard questions.", min=1)] = 24,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    workers: Annotated[int, typer.Option(help="Processes; each loads both models.", min=1)] = 2,
+    out: Annotated[Path, typer.Option(help="Where the rows go; the differing questions go beside them.")] = (
+        _RESULTS / "oracle.json"
+    ),
+) -> None:
+    """Compare the greedy answers of full recompute, token by token, with those of `transformers` (extra `dev`)."""
+    # transformers takes seconds to import, and no other command needs it.
+    from eval.comparison import write_comparison
+    from eval.oracle import OracleOptions, compare_answers
+
+    questions = QuestionSet(SetKind.STANDARD, count, SEED)
+    options = OracleOptions(checkpoint, device, questions, pack_prompts=2 if device == "cpu" else 8, workers=workers)
+    command = f"hypic eval oracle --count {count} --device {device} --workers {workers}"
+    print(write_comparison(out, command, _device_name(device, workers), compare_answers(options)))
 
 
 @app.command()

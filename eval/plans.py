@@ -7,9 +7,9 @@ from eval.presets import Preset, settings_of
 from eval.question_sets import QuestionSet, SetKind
 from eval.runner import Stage
 
-__all__ = ["PLANS", "Plan"]
+__all__ = ["PLANS", "SEED", "Plan"]
 
-_SEED = 20_26
+SEED = 20_26
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Plan:
         """The stages of a run of so many seconds, with the numbers of questions multiplied by `scale`."""
         return tuple(
             Stage(
-                tuple(QuestionSet(kind, max(1, round(count * scale)), _SEED) for kind, count in own.counts.items()),
+                tuple(QuestionSet(kind, max(1, round(count * scale)), SEED) for kind, count in own.counts.items()),
                 settings_of(own.preset),
                 seconds * own.share,
             )

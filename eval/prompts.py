@@ -40,6 +40,15 @@ class EvalPrompt:
         """Tokens of all documents."""
         return sum(len(document) for document in self.documents)
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The whole prompt."""
+        return (*self.opening, *(token for document in self.documents for token in document), *self.closing)
+
+    def accepts(self, text: str) -> bool:
+        """Whether an answer is one of the acceptable ones."""
+        return normalise(text) in {normalise(own) for own in self.acceptable}
+
 
 class PromptReader:
     """Turns questions into ids by the demo model's prompt contract, and ids back into text."""

@@ -3,12 +3,14 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -19,8 +21,9 @@ from eval.rig import Rig
 from eval.scoring import Outcome
 from eval.settings import Prime, Setting
 
-__all__ = ["RunOptions", "Stage", "evaluate", "load_prompts"]
+__all__ = ["RunOptions", "Stage", "evaluate", "load_prompts", "read_share", "run_shares"]
 
+Found = TypeVar("Found")
 _NEUTRAL_SYSTEM = "Read the documents and answer the question."
 _NEUTRAL_DOCUMENT = ("Notice", "This page was left blank by the printer. Nothing of importance stands here.")
 
@@ -49,10 +52,12 @@ class RunOptions:
 
 def load_prompts(checkpoint: Path, sets: Sequence[QuestionSet]) -> Iterator[NumberedPrompt]:
     """All questions of some sets as ids."""
-    return _prompts(PromptReader(checkpoint), sets, worker=0, workers=1)
+    return read_share(PromptReader(checkpoint), sets, worker=0, workers=1)
 
 
-def _prompts(reader: PromptReader, sets: Sequence[QuestionSet], worker: int, workers: int) -> Iterator[NumberedPrompt]:
+def read_share(
+    reader: PromptReader, sets: Sequence[QuestionSet], worker: int, workers: int
+) -> Iterator[NumberedPrompt]:
     """One worker's questions; the sets take turns, so that a run cut short has some of each."""
     streams = [
         islice(zip(chosen.numbers, read_questions(chosen), strict=True), worker, None, workers) for chosen in sets
@@ -68,21 +73,24 @@ def _prompts(reader: PromptReader, sets: Sequence[QuestionSet], worker: int, wor
 
 def evaluate(options: RunOptions) -> list[Outcome]:
     """Every question of every stage under the stage's settings, in order of question; fewer where the time ran out."""
-    start = time.time()
-    if options.workers == 1:
-        outcomes = _run_share(options, 0, start)
-    else:
-        # OpenMP threads of several workers would wait for each other.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-            shares = [pool.submit(_run_share, options, worker, start) for worker in range(options.workers)]
-            outcomes = [outcome for share in as_completed(shares) for outcome in share.result()]
+    outcomes = run_shares(options.workers, partial(_run_share, options, time.time()))
     # A question of two stages has two outcomes under the settings that both have, equal but for rounding.
     unique = {(own.question, own.setting): own for own in outcomes}
     return sorted(unique.values(), key=lambda own: own.question)
 
 
-def _run_share(options: RunOptions, worker: int, start: float) -> list[Outcome]:
+def run_shares(workers: int, run_share: Callable[[int], list[Found]]) -> list[Found]:
+    """What every worker's share gives, each in a process of its own where there are several, in any order."""
+    if workers == 1:
+        return run_share(0)
+    # OpenMP threads of several workers would wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        shares = [pool.submit(run_share, worker) for worker in range(workers)]
+        return [found for share in as_completed(shares) for found in share.result()]
+
+
+def _run_share(options: RunOptions, start: float, worker: int) -> list[Outcome]:
     """One worker's packs of all stages."""
     torch.set_num_threads(1)
     reader = PromptReader(options.checkpoint)
@@ -95,7 +103,7 @@ def _run_share(options: RunOptions, worker: int, start: float) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for stage in options.stages:
         runner = PackRunner(rig, reader, stage.settings, primes, options.limits)
-        prompts = _prompts(reader, stage.sets, worker, options.workers)
+        prompts = read_share(reader, stage.sets, worker, options.workers)
         while time.time() < start + stage.seconds and (pack := list(islice(prompts, options.pack_prompts))):
             outcomes += _run_pack(runner, pack)
     return outcomes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from eval.batch import PromptBatch
-from eval.prompts import EvalPrompt, PromptReader, normalise, token_f1
+from eval.prompts import EvalPrompt, PromptReader, token_f1
 
 __all__ = ["ANSWER_LIMIT", "Outcome", "Reference", "Scores", "find_references", "score_batch"]
 
@@ -105,7 +105,7 @@ def _judge(
     text = reader.text(answer)
     return Scores(
         answer=text,
-        exact=normalise(text) in {normalise(own) for own in prompt.acceptable},
+        exact=prompt.accepts(text),
         f1=token_f1(text, prompt.acceptable),
         agrees=answer == reference.answer,
         divergence=divergence,
