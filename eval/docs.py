@@ -4,11 +4,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.results import ResultFile, read_results
+from eval.comparison import ALL_TYPES, differences_path
 from eval.presets import Preset, settings_of
 from eval.settings import Mode
 
@@ -16,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "quality.md"
 RESULTS = ROOT / "eval" / "results" / "demo.json"
 FAILURES = ROOT / "eval" / "results" / "demo_failures.json"
+ORACLE = ROOT / "eval" / "results" / "oracle.json"
 _BLOCK = re.compile(r"(<!-- quality: (?P<table>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _STANDARD = "set standard"
 
@@ -45,15 +48,26 @@ class _Figures:
         return self.text(setting, group, "questions", 0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the tables are made from. oracle: of the comparison with `transformers`, and the questions that differ there."""
+
+    figures: _Figures
+    failures: Mapping[str, Any]
+    oracle: ResultFile
+    differences: Sequence[Mapping[str, Any]]
+
+
 def _head(*columns: str) -> list[str]:
     return [f"| {' | '.join(columns)} |", f"| --- |{' ---: |' * (len(columns) - 1)}"]
 
 
-def _decisive(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
+def _decisive(stored: _Stored) -> list[str]:
     """What the choice of the default rests on, as far as it is measured."""
     lines = _head(
         "setting", "live", "points lost, standard", "n", "live", "points lost, documents of ≥ 400 tokens", "n"
     )
+    figures = stored.figures
     for own in settings_of(Preset.CONFIRM):
         if not figures.questions(own.name, _STANDARD):
             continue
@@ -65,8 +79,9 @@ def _decisive(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _reference(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
+def _reference(stored: _Stored) -> list[str]:
     """Full recompute by type."""
+    figures = stored.figures
     reaches = {row.measure: row.reach for row in figures.result.rows}
     lines = _head("type", "exact match", "reach")
     for group in figures.groups:
@@ -77,8 +92,9 @@ def _reference(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _settings(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
+def _settings(stored: _Stored) -> list[str]:
     """Every setting on the standard set, in order of loss."""
+    figures = stored.figures
     lines = _head("setting", "live", "exact", "F1", "agreement", "KL", "points lost", "n")
     for own in figures.settings:
         if not figures.questions(own, _STANDARD):
@@ -90,8 +106,9 @@ def _settings(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _by_group(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
+def _by_group(stored: _Stored) -> list[str]:
     """Points lost by set, and by type on the standard set."""
+    figures = stored.figures
     lines = _head("setting", *(group.split(" ", 1)[1] for group in figures.groups))
     for own in figures.settings:
         cells = [figures.text(own, group, "points lost") for group in figures.groups]
@@ -99,8 +116,9 @@ def _by_group(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _flip_rates(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
+def _flip_rates(stored: _Stored) -> list[str]:
     """Broken answers by where the evidence stands."""
+    failures = stored.failures
     watched = list(failures["directions"])
     lines = _head("relation", "bin", *watched)
     keys = dict.fromkeys((rate["relation"], rate["bin"]) for rate in failures["rates"])
@@ -117,22 +135,52 @@ def _flip_rates(figures: _Figures, failures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-_TABLES: Mapping[str, Callable[[_Figures, Mapping[str, Any]], list[str]]] = {
+def _oracle(stored: _Stored) -> list[str]:
+    """How often the engine's full recompute and `transformers` give the same tokens, and where they do not."""
+    result = stored.oracle
+    values = {row.measure: row.value for row in result.rows}
+    versions = f"torch {result.versions['torch']}, `transformers` {result.versions['transformers']}"
+    lines = [
+        f"{values[f'{ALL_TYPES} / equal answers']:.0f} of {values[f'{ALL_TYPES} / questions']:.0f} answers are equal,"
+        f" token for token; no log-probability on the way differs by more than {values['largest deviation']:.1e} nats.",
+        f"{result.device}; {result.date}; {versions}; `{result.command}`",
+        "",
+        *_head("type", "questions", "equal answers", "exact match, engine", "exact match, `transformers`"),
+    ]
+    for name in dict.fromkeys(row.measure.split(" / ")[0] for row in result.rows if " / " in row.measure):
+        counts = [f"{values[f'{name} / {metric}']:.0f}" for metric in ("questions", "equal answers")]
+        shares = [f"{values[f'{name} / exact match, {side}']:.1f} %" for side in ("engine", "transformers")]
+        lines.append(f"| {' | '.join([name, *counts, *shares])} |")
+    if stored.differences:
+        lines += ["", *_head("differing question", "type", "engine", "by nats", "`transformers`", "by nats")]
+    for own in stored.differences:
+        margins = [f"{own['difference'][f'{side}_margin']:.1e}" for side in ("engine", "oracle")]
+        answers = [own["engine_answer"], margins[0], own["oracle_answer"], margins[1]]
+        lines.append(f"| {' | '.join([str(own['question']), own['type'], *answers])} |")
+    return lines
+
+
+_TABLES: Mapping[str, Callable[[_Stored], list[str]]] = {
     "decisive": _decisive,
     "reference": _reference,
     "settings": _settings,
     "by_group": _by_group,
     "flip_rates": _flip_rates,
+    "oracle": _oracle,
 }
 
 
 def render_page(page: str) -> str:
     """The page with every marked table made anew."""
-    figures = _Figures(read_results(RESULTS))
-    failures = json.loads(FAILURES.read_text())
+    stored = _Stored(
+        figures=_Figures(read_results(RESULTS)),
+        failures=json.loads(FAILURES.read_text()),
+        oracle=read_results(ORACLE),
+        differences=json.loads(differences_path(ORACLE).read_text()),
+    )
 
     def fill(block: re.Match[str]) -> str:
-        lines = _TABLES[block["table"]](figures, failures)
+        lines = _TABLES[block["table"]](stored)
         return f"{block[1]}{chr(10).join(lines)}\n{block[3]}"
 
     return _BLOCK.sub(fill, page)
