@@ -1,0 +1,61 @@
+"""What is known of the families that the worker loads: the table of `hypic models`."""
+
+from dataclasses import dataclass
+
+from services.worker.mixers.shapes import TransitionKind
+
+__all__ = ["FAMILY_NOTES", "FamilyNotes"]
+
+_TRANSFORMERS = "transformers 5.24"
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyNotes:
+    """One family, in words.
+
+    name: as `ModelSpec.family` has it; linear_layers, transition: None where the family has no linear layer; verified_by: the
+    public implementation, or the reference of our own, to which tests/exactness holds it.
+    """
+
+    name: str
+    models: str
+    model_types: tuple[str, ...]
+    linear_layers: str | None
+    transition: TransitionKind | None
+    attention_layers: str
+    feed_forward: str
+    verified_by: str
+
+
+FAMILY_NOTES = (
+    FamilyNotes(
+        name="qwen3_5",
+        models="Qwen3.5 dense",
+        model_types=("qwen3_5", "qwen3_5_text"),
+        linear_layers="gated delta",
+        transition=TransitionKind.DENSE,
+        attention_layers="grouped, gated",
+        feed_forward="dense",
+        verified_by=_TRANSFORMERS,
+    ),
+    FamilyNotes(
+        name="llama",
+        models="Llama 2, Llama 3, SmolLM2",
+        model_types=("llama",),
+        linear_layers=None,
+        transition=None,
+        attention_layers="grouped",
+        feed_forward="dense",
+        verified_by=_TRANSFORMERS,
+    ),
+    FamilyNotes(
+        name="qwen3",
+        models="Qwen3 dense",
+        model_types=("qwen3",),
+        linear_layers=None,
+        transition=None,
+        attention_layers="grouped, normed",
+        feed_forward="dense",
+        verified_by=_TRANSFORMERS,
+    ),
+)

@@ -1,0 +1,113 @@
+"""Everything that `hypic models check` says of a checkpoint directory; no weight is read but the gates' few numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.worker.inspection.capacity import Capacity, CapacityAssumptions, measure_capacity
+from services.worker.inspection.decays import DecayReport, DecaySource, fixed_rates, resting_rates
+from services.worker.inspection.fields import unknown_fields
+from services.worker.inspection.layers import BlockGroup, feed_forward_groups, mixer_groups, mixer_pattern
+from services.worker.inspection.requests import TensorRequest, record_requests
+from services.worker.inspection.sizes import Sizes, measure_sizes
+from services.worker.inspection.weights import WeightsReport, compare_weights
+from services.worker.models.checkpoint import CheckpointDirectory, read_json
+from services.worker.models.fields import RecordedConfig
+from services.worker.models.registry import Family, find_family
+from services.worker.models.spec import ModelSpec
+
+__all__ = ["CheckpointReport", "inspect_checkpoint"]
+
+_DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """One checkpoint, served in bf16.
+
+    pattern: see `mixer_pattern`; weights: None where the directory holds none; decays: None without linear layers, and where
+    they depend on weights that are not there; capacity: None when no GPU was named.
+    """
+
+    directory: str
+    family: str
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    tied_head: bool
+    pattern: str
+    mixers: tuple[BlockGroup, ...]
+    feed_forwards: tuple[BlockGroup, ...]
+    sizes: Sizes
+    unknown_fields: tuple[str, ...]
+    weights: WeightsReport | None
+    decays: DecayReport | None
+    capacity: Capacity | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """What depends on whether there are weights."""
+
+    requests: Mapping[str, TensorRequest]
+    weights: WeightsReport | None
+    decays: DecayReport | None
+
+
+def inspect_checkpoint(
+    directory: Path, gpu_bytes: int | None = None, assumptions: CapacityAssumptions | None = None
+) -> CheckpointReport:
+    """Describe a directory with a `config.json`, with weights or without; `gpu_bytes` is that of one GPU.
+
+    Raises:
+        CheckpointError: the config, or a file of the weights, is missing, damaged or not supported.
+    """
+    config = read_json(directory / "config.json")
+    recorded = RecordedConfig(config)
+    family = find_family(directory, recorded)
+    spec = family.read_spec(recorded)
+    has_weights = any(directory.glob("*.safetensors"))
+    findings = _with_weights(directory, family, spec) if has_weights else _without_weights(family, spec)
+    sizes = measure_sizes(spec, findings.requests, _DTYPE.itemsize)
+    return CheckpointReport(
+        directory=str(directory),
+        family=spec.family,
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        context_length=spec.context_length,
+        tied_head=spec.tied_head,
+        pattern=mixer_pattern(spec),
+        mixers=mixer_groups(spec),
+        feed_forwards=feed_forward_groups(spec),
+        sizes=sizes,
+        unknown_fields=unknown_fields(config, recorded),
+        weights=findings.weights,
+        decays=findings.decays,
+        capacity=None
+        if gpu_bytes is None
+        else measure_capacity(sizes, gpu_bytes, assumptions or CapacityAssumptions()),
+    )
+
+
+def _without_weights(family: Family, spec: ModelSpec) -> _Findings:
+    requests = record_requests(family, spec, _DTYPE, frozenset())
+    return _Findings(requests, None, _fixed_decays(spec))
+
+
+def _with_weights(directory: Path, family: Family, spec: ModelSpec) -> _Findings:
+    with CheckpointDirectory(directory) as checkpoint:
+        requests = record_requests(family, spec, _DTYPE, checkpoint.names())
+        headers = {name: checkpoint.header(name) for name in sorted(checkpoint.names())}
+        weights = compare_weights(requests, headers, len(spec.layers))
+        decays = _fixed_decays(spec)
+        if decays is None and weights.is_servable:
+            rates = resting_rates(checkpoint, requests)
+            decays = DecayReport.from_rates(DecaySource.RESTING, rates) if rates else None
+    return _Findings(requests, weights, decays)
+
+
+def _fixed_decays(spec: ModelSpec) -> DecayReport | None:
+    rates = fixed_rates(spec)
+    return DecayReport.from_rates(DecaySource.FIXED, rates) if rates else None

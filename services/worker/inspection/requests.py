@@ -1,0 +1,60 @@
+"""What a family's loader asks of a checkpoint: the loader itself is the description, run where tensors have no memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.mixers.state import DeviceMemory
+from services.worker.models.registry import Family
+from services.worker.models.spec import ModelSpec
+
+__all__ = ["RecordingCheckpoint", "TensorRequest", "record_requests"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRequest:
+    """The shape that the config implies, and the dtype in which the model holds the tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_parameters(self) -> int:
+        """Its values."""
+        return torch.Size(self.shape).numel()
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes once loaded."""
+        return self.num_parameters * self.dtype.itemsize
+
+
+class RecordingCheckpoint:
+    """Answers every read with a tensor without memory, and notes it; see `Checkpoint`.
+
+    names: those of the files, where there are any; loaders choose between layouts by them.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.requests: dict[str, TensorRequest] = {}
+        self._names = names
+
+    def names(self) -> frozenset[str]:
+        """See `Checkpoint`."""
+        return self._names
+
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Checkpoint`; never fails."""
+        self.requests[name] = TensorRequest(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def record_requests(
+    family: Family, spec: ModelSpec, dtype: torch.dtype, names: frozenset[str]
+) -> Mapping[str, TensorRequest]:
+    """Every tensor that loading a model in `dtype` reads, by name."""
+    checkpoint = RecordingCheckpoint(names)
+    memory = DeviceMemory(torch.device("meta"), dtype, num_pages=1, page_size=1, num_slots=1)
+    family.load_model(spec, checkpoint, memory)
+    return checkpoint.requests

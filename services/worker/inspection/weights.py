@@ -1,0 +1,80 @@
+"""The tensors of a checkpoint's files against those that the family asks for; only the files' headers are read."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.worker.inspection.requests import TensorRequest
+from services.worker.models.checkpoint import TensorHeader
+
+__all__ = ["ShapeFault", "WeightsReport", "compare_weights"]
+
+# Vision towers, prediction heads of several tokens, and what older releases stored although it follows from the config.
+_IGNORED = re.compile(r"(model\.)?(visual|vision_tower|mtp)\.|.*\.rotary_emb\.inv_freq$")
+_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
+_SCALE_SUFFIX = "_scale_inv"
+_TIED_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeFault:
+    """A tensor whose shape is not what the config implies."""
+
+    name: str
+    found: tuple[int, ...]
+    implied: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReport:
+    """What stands in the files.
+
+    dtypes: tensors by dtype as safetensors spells it; missing: asked for and not there; unexpected: there, not asked for,
+    and not known to be left out; num_ignored: left out on purpose (vision tower, prediction heads, a tied head).
+    """
+
+    num_tensors: int
+    dtypes: Mapping[str, int]
+    missing: tuple[str, ...]
+    wrong_shape: tuple[ShapeFault, ...]
+    unexpected: tuple[str, ...]
+    num_ignored: int
+
+    @property
+    def is_servable(self) -> bool:
+        """Whether a worker would find everything that it reads."""
+        return not self.missing and not self.wrong_shape
+
+
+def compare_weights(
+    requests: Mapping[str, TensorRequest], headers: Mapping[str, TensorHeader], num_layers: int
+) -> WeightsReport:
+    """Every difference by name."""
+    left_over = [name for name in headers if name not in requests and not _is_scale(name, requests)]
+    unexpected = [name for name in left_over if not _is_ignored(name, num_layers)]
+    faults = [
+        ShapeFault(name, headers[name].shape, request.shape)
+        for name, request in requests.items()
+        if name in headers and headers[name].shape != request.shape
+    ]
+    return WeightsReport(
+        num_tensors=len(headers),
+        dtypes=dict(Counter(header.dtype for header in headers.values()).most_common()),
+        missing=tuple(name for name in requests if name not in headers),
+        wrong_shape=tuple(faults),
+        unexpected=tuple(unexpected),
+        num_ignored=len(left_over) - len(unexpected),
+    )
+
+
+def _is_scale(name: str, requests: Mapping[str, TensorRequest]) -> bool:
+    """Block scales of a quantised tensor that is asked for."""
+    return name.endswith(_SCALE_SUFFIX) and name.removesuffix(_SCALE_SUFFIX) in requests
+
+
+def _is_ignored(name: str, num_layers: int) -> bool:
+    """Some families store their prediction heads as layers behind the last one."""
+    layer = _LAYER.match(name)
+    is_behind = layer is not None and int(layer[1]) >= num_layers
+    return is_behind or name == _TIED_HEAD or _IGNORED.match(name) is not None
