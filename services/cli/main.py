@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from services.cli import models
 from services.cli.examples import client_examples
 from services.cli.orphans import end_with_supervisor
 from services.cli.supervisor import Stack, StackOptions, StackStartError
@@ -23,6 +24,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(models.app, name="models")
 
 DEMO_CHECKPOINT = Path("models/demo")
 

@@ -1,0 +1,89 @@
+"""`hypic models` as its user types it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
+
+from services.cli.main import app
+from tests.models import VARIANTS, CheckpointFactory
+
+DEMO = Path("models/demo")
+
+
+def run(*arguments: str | Path | int) -> Result:
+    return CliRunner().invoke(app, ["models", *map(str, arguments)])
+
+
+@pytest.fixture
+def directory(checkpoints: CheckpointFactory, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoints.directory(VARIANTS[0]), tmp_path / "checkpoint"))
+
+
+def test_families_in_a_table_and_as_json() -> None:
+    table, listed = run(), json.loads(run("--json").output)
+    assert len(table.output.splitlines()) == 1 + len(listed)
+    for line, family in zip(table.output.splitlines()[1:], listed, strict=True):
+        assert line.startswith(family["name"])
+        assert all(model_type in line for model_type in family["model_types"])
+
+
+def test_a_checkpoint_that_can_be_served(directory: Path) -> None:
+    result = run("check", directory, "--gpu", "h200")
+    assert result.exit_code == 0
+    assert "gated delta" in result.output
+    assert "heads above 0.01" in result.output
+    assert "running requests" in result.output
+
+
+def test_the_same_as_json(directory: Path) -> None:
+    report = json.loads(run("check", directory, "--gpu-bytes", 1 << 30, "--body-tokens", 500, "--json").output)
+    assert report["capacity"]["gpu"] == 1 << 30
+    assert report["capacity"]["assumptions"]["body_tokens"] == 500
+    assert report["weights"]["missing"] == []
+
+
+def test_a_config_alone(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    result = run("check", directory)
+    assert result.exit_code == 0
+    assert "none in the directory" in result.output
+
+
+def test_weights_that_do_not_match(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.norm.weight"] = torch.zeros(3)
+    save_file(tensors, directory / "model.safetensors")
+    result = run("check", directory)
+    assert result.exit_code == 1
+    assert "model.norm.weight is [3], config.json implies [48]" in result.output
+
+
+def test_real_text_is_measured() -> None:
+    report = json.loads(run("check", DEMO, "--text", "README.md", "--json").output)
+    assert report["decays"]["source"] == "measured"
+    remembering = [each["num_remembering"] for each in report["decays"]["spectra"]]
+    assert remembering == sorted(remembering, reverse=True)
+    assert 0 < remembering[-1] < report["decays"]["num_heads"]
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"model_type": "mamba9"}', '{"model_type": "qwen3_5"}'])
+def test_what_cannot_be_read_is_one_line(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    result = run("check", tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("hypic models check: ")
+    assert result.stderr.count("\n") == 1
+    assert "config.json" in result.stderr
+
+
+def test_a_text_that_is_too_short_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("ten words")
+    result = run("check", DEMO, "--text", tmp_path / "short.txt")
+    assert result.exit_code == 2
+    assert "longer text" in result.stderr
