@@ -1,0 +1,73 @@
+"""The configs of released models, without their weights: what is said of them agrees with what is known of them.
+
+Parameters, keys and values of a token (bf16) and the recurrent states of a sequence (fp32) are sums over the published
+shapes, made apart from this code; `published` are the counts that the models' cards and papers name.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from services.worker.inspection.report import CheckpointReport, inspect_checkpoint
+
+CONFIGS = Path(__file__).parents[2] / "data" / "configs"
+GIGA, KIB, MIB = 10**9, 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """parameters in 10^9; token in KiB; states in MiB; published: total and active parameters in 10^9, None where unnamed."""
+
+    parameters: float
+    token: float
+    states: float
+    published: float
+    published_active: float | None = None
+
+
+KNOWN = {
+    "Qwen3.5-0.8B": Known(0.752, 12, 18, published=0.8),
+    "Qwen3.5-2B": Known(1.88, 12, 18, published=2),
+    "Qwen3.5-4B": Known(4.21, 32, 48, published=4),
+    "Qwen3.5-9B": Known(8.95, 32, 48, published=9),
+    "Qwen3.5-27B": Known(26.9, 64, 144, published=27),
+}
+
+
+@pytest.fixture(params=KNOWN)
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def report(name: str) -> CheckpointReport:
+    return inspect_checkpoint(CONFIGS / name)
+
+
+def test_parameters(name: str, report: CheckpointReport) -> None:
+    """To the digits that are known; to a tenth of the published count, which names a model rather than measures it."""
+    assert report.sizes.parameters == pytest.approx(KNOWN[name].parameters * GIGA, rel=0.003)
+    assert report.sizes.parameters == pytest.approx(KNOWN[name].published * GIGA, rel=0.1)
+
+
+def test_active_parameters(name: str, report: CheckpointReport) -> None:
+    published = KNOWN[name].published_active
+    if published is None:
+        assert report.sizes.active_parameters == report.sizes.parameters
+    else:
+        assert report.sizes.active_parameters == pytest.approx(published * GIGA, rel=0.2)
+
+
+def test_what_a_token_and_a_sequence_keep(name: str, report: CheckpointReport) -> None:
+    assert report.sizes.token == pytest.approx(KNOWN[name].token * KIB, rel=0.005)
+    assert report.sizes.segment.end_states == KNOWN[name].states * MIB
+
+
+def test_every_field_of_a_released_config_is_known(report: CheckpointReport) -> None:
+    assert report.unknown_fields == ()
+
+
+def test_every_config_is_known() -> None:
+    assert {path.parent.name for path in CONFIGS.glob("*/config.json")} == set(KNOWN)
