@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.worker.mixers.shapes import TransitionKind
 
-__all__ = ["FAMILY_NOTES", "FamilyNotes"]
+__all__ = ["FAMILY_NOTES", "FamilyNotes", "unused_fields"]
 
 _TRANSFORMERS = "transformers 5.24"
 
@@ -14,7 +14,8 @@ class FamilyNotes:
     """One family, in words.
 
     name: as `ModelSpec.family` has it; linear_layers, transition: None where the family has no linear layer; verified_by: the
-    public implementation, or the reference of our own, to which tests/exactness holds it.
+    public implementation, or the reference of our own, to which tests/exactness holds it; unused_fields: what its configs say
+    and public code does not read either.
     """
 
     name: str
@@ -25,6 +26,7 @@ class FamilyNotes:
     attention_layers: str
     feed_forward: str
     verified_by: str
+    unused_fields: tuple[str, ...] = ()
 
 
 FAMILY_NOTES = (
@@ -58,4 +60,32 @@ FAMILY_NOTES = (
         feed_forward="dense",
         verified_by=_TRANSFORMERS,
     ),
+    FamilyNotes(
+        name="kimi_linear",
+        models="Kimi-Linear",
+        model_types=("kimi_linear",),
+        linear_layers="Kimi delta",
+        transition=TransitionKind.DENSE,
+        attention_layers="latent, no position",
+        feed_forward="dense, experts",
+        verified_by=_TRANSFORMERS,
+        # No layer has heads of so many channels, or rotary position; experts are always chosen by groups. transformers
+        # saves what it derives from other fields.
+        unused_fields=(
+            "head_dim",
+            "rope_theta",
+            "rope_parameters",
+            "use_grouped_topk",
+            "linear_conv_kernel_dim",
+            "linear_head_dim",
+            "linear_num_heads",
+            "qk_head_dim",
+        ),
+    ),
+    ),
 )
+
+
+def unused_fields(family: str) -> tuple[str, ...]:
+    """See `FamilyNotes`."""
+    return next((notes.unused_fields for notes in FAMILY_NOTES if notes.name == family), ())

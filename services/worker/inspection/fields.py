@@ -34,9 +34,9 @@ _SUPERSEDED_BY: Mapping[str, str] = {
 }
 
 
-def unknown_fields(config: Mapping[str, Any], recorded: RecordedConfig) -> tuple[str, ...]:
-    """Dotted names, in the config's order. A field that is null or empty says nothing, and is not listed."""
-    unread = recorded.unread()
+def unknown_fields(config: Mapping[str, Any], recorded: RecordedConfig, unused: Sequence[str] = ()) -> tuple[str, ...]:
+    """Dotted names, in the config's order, less the family's `unused` ones. A field that is null or empty says nothing."""
+    unread = [name for name in recorded.unread() if name not in unused]
     return tuple(
         name
         for name in unread

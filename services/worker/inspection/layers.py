@@ -32,16 +32,24 @@ def feed_forward_groups(spec: ModelSpec) -> tuple[BlockGroup, ...]:
 
 
 def mixer_pattern(spec: ModelSpec) -> str:
-    """Kinds of token mixers in order: `3 × gated delta, 1 × grouped attention; 6 times`."""
+    """Kinds of token mixers in order: `6 times (3 × gated delta, 1 × grouped attention), then 1 × gated delta`."""
     kinds = [_kind(layer.mixer) for layer in spec.layers]
-    period = next(size for size in range(1, len(kinds) + 1) if _repeats(kinds, size))
-    unit = ", ".join(f"{len(list(run))} × {kind}" for kind, run in groupby(kinds[:period]))
-    repetitions = len(kinds) // period
-    return unit if repetitions == 1 else f"{unit}; {repetitions} times"
+    return min((_as_repeated(kinds, size) for size in range(1, len(kinds) + 1)), key=len)
 
 
-def _repeats(kinds: Sequence[str], size: int) -> bool:
-    return len(kinds) % size == 0 and list(kinds[:size]) * (len(kinds) // size) == list(kinds)
+def _as_repeated(kinds: Sequence[str], size: int) -> str:
+    """The first `size` kinds as often as they repeat, then the rest."""
+    times = 1
+    while kinds[size * times : size * (times + 1)] == kinds[:size]:
+        times += 1
+    repeated, rest = kinds[: size * times], kinds[size * times :]
+    has_unit = times > 1 and len(set(repeated)) > 1
+    words = f"{times} times ({_runs(kinds[:size])})" if has_unit else _runs(repeated)
+    return f"{words}, then {_runs(rest)}" if rest else words
+
+
+def _runs(kinds: Sequence[str]) -> str:
+    return ", ".join(f"{len(list(run))} × {kind}" for kind, run in groupby(kinds))
 
 
 def _groups(shapes: Iterable[object]) -> tuple[BlockGroup, ...]:

@@ -8,6 +8,7 @@ import torch
 
 from services.worker.inspection.capacity import Capacity, CapacityAssumptions, measure_capacity
 from services.worker.inspection.decays import DecayReport, DecaySource, fixed_rates, resting_rates
+from services.worker.inspection.families import unused_fields
 from services.worker.inspection.fields import unknown_fields
 from services.worker.inspection.layers import BlockGroup, feed_forward_groups, mixer_groups, mixer_pattern
 from services.worker.inspection.requests import TensorRequest, record_requests
@@ -82,7 +83,7 @@ def inspect_checkpoint(
         mixers=mixer_groups(spec),
         feed_forwards=feed_forward_groups(spec),
         sizes=sizes,
-        unknown_fields=unknown_fields(config, recorded),
+        unknown_fields=unknown_fields(config, recorded, unused_fields(spec.family)),
         weights=findings.weights,
         decays=findings.decays,
         capacity=None

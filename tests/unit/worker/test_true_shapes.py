@@ -32,6 +32,7 @@ KNOWN = {
     "Qwen3.5-4B": Known(4.21, 32, 48, published=4),
     "Qwen3.5-9B": Known(8.95, 32, 48, published=9),
     "Qwen3.5-27B": Known(26.9, 64, 144, published=27),
+    "Kimi-Linear-48B-A3B": Known(49.12, 7.875, 40, published=48, published_active=3),
 }
 
 
