@@ -28,7 +28,8 @@ class PreNormLayer:
 
     def run(self, hidden: torch.Tensor, mix: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         hidden = hidden + mix(self.input_norm(hidden))
-        return hidden + self.feed_forward(self.post_norm(hidden))
+        # Public expert blocks take a batch of sequences.
+        return hidden + self.feed_forward(self.post_norm(hidden)[None])[0]
 
 
 @dataclass(frozen=True, slots=True)

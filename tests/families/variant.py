@@ -54,4 +54,4 @@ def randomise(model: Any) -> None:  # noqa: ANN401 # transformers ships no types
         if "norm" in name:
             parameter.add_(0.2 * noise)
         elif parameter.ndim >= 2:
-            parameter.copy_(noise * (0.25 if "embed" in name else parameter[0].numel() ** -0.5))
+            parameter.copy_(noise * (0.25 if "embed" in name else parameter.shape[-1] ** -0.5))

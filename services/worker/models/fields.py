@@ -118,6 +118,25 @@ class ConfigFields:
             raise self.error(name, f"must be an object, not {value!r}")
         return ConfigFields(value or {}, self._section + name)
 
+    def rope(self) -> "ConfigFields":
+        """The section `rope_parameters`, or `rope_scaling`, its name before transformers 5; empty without either.
+
+        Raises:
+            CheckpointError: it is no object.
+        """
+        return self.section("rope_parameters" if self.has("rope_parameters") else "rope_scaling")
+
+    def layers(self, name: str, count: int) -> frozenset[int]:
+        """Indices of some of `count` layers; none where the field is missing.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        value = self._config.get(name) or []
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item < count for item in value):
+            raise self.error(name, f"must list indices of the {count} layers, not {value!r}")
+        return frozenset(value)
+
     def names(self, name: str, length: int) -> list[str] | None:
         """A list of `length` strings, None where it is missing.
 

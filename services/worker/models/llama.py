@@ -57,7 +57,7 @@ def _attention_shape(fields: ConfigFields) -> GroupedAttentionShape:
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // num_heads)
     if head_dim % 2:
         raise fields.error("head_dim", f"must be even for rotary position, not {head_dim}")
-    rope = _rope(fields)
+    rope = fields.rope()
     rope.choice("partial_rotary_factor", [1.0], 1.0)
     return GroupedAttentionShape(
         num_heads=num_heads,
@@ -69,11 +69,6 @@ def _attention_shape(fields: ConfigFields) -> GroupedAttentionShape:
         eps=fields.number("rms_norm_eps", 1e-6),
         rotary_scaling=_scaling(rope),
     )
-
-
-def _rope(fields: ConfigFields) -> ConfigFields:
-    """`rope_parameters`, which transformers 5 writes; earlier releases have `rope_scaling` beside `rope_theta`."""
-    return fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
 
 
 def _scaling(rope: ConfigFields) -> Llama3Scaling | None:

@@ -1,0 +1,65 @@
+"""Qwen3-Next: Qwen3.5's layers with experts by default, and the inputs of a linear layer fused and interleaved.
+
+`mlp_only_layers` and `decoder_sparse_step` say which layers are dense instead. `rope_theta` and `partial_rotary_factor` stand
+in `rope_parameters` or, in the releases, beside it. Rotary scalings, attention biases and other activations are refused;
+multi-token prediction heads are ignored.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from services.worker.mixers.gated_delta import GatedDeltaShape
+from services.worker.mixers.state import DeviceMemory
+from services.worker.models.checkpoint import Checkpoint
+from services.worker.models.decoder import Model
+from services.worker.models.fields import ConfigFields
+from services.worker.models.qwen_hybrid import load_hybrid, read_experts_shape, read_hybrid_spec
+from services.worker.models.spec import DenseShape, FeedForwardShape, ModelSpec
+from services.worker.models.weights import WeightReader
+
+__all__ = ["MODEL_TYPES", "load_model", "read_spec"]
+
+MODEL_TYPES = frozenset({"qwen3_next"})
+
+
+def read_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """Shapes from `config.json`.
+
+    Raises:
+        CheckpointError: a field is missing or says something that this family does not support.
+    """
+    fields = ConfigFields(config)
+    dense_layers = fields.layers("mlp_only_layers", fields.integer("num_hidden_layers"))
+    step = fields.integer("decoder_sparse_step", 1)
+
+    def feed_forward(layer: int) -> FeedForwardShape:
+        if layer in dense_layers or (layer + 1) % step:
+            return DenseShape(fields.integer("intermediate_size"))
+        return read_experts_shape(fields, fields.flag("norm_topk_prob", True))
+
+    return read_hybrid_spec("qwen3_next", fields, fields.flag("tie_word_embeddings", False), feed_forward)
+
+
+def load_model(spec: ModelSpec, checkpoint: Checkpoint, memory: DeviceMemory) -> Model:
+    """Weights onto the device, one layer at a time.
+
+    Raises:
+        CheckpointError: a tensor is missing, damaged, or of the wrong shape.
+    """
+    return load_hybrid(spec, WeightReader(checkpoint, memory, ("model.",), "embed_tokens.weight"), _read_projection)
+
+
+def _read_projection(reader: WeightReader, name: str, shape: GatedDeltaShape, hidden: int) -> torch.Tensor:
+    """Key head by key head the file has q, k, and v and z of the value heads that it serves; likewise b and a."""
+    values = shape.num_value_heads * shape.value_dim
+    qkvz = reader.read(f"{name}.in_proj_qkvz.weight", shape.conv_channels + values, hidden)
+    ba = reader.read(f"{name}.in_proj_ba.weight", 2 * shape.num_value_heads, hidden)
+    own_values = values // shape.num_key_heads
+    sizes = [shape.key_dim, shape.key_dim, own_values, own_values]
+    parts = (
+        *qkvz.unflatten(0, (shape.num_key_heads, -1)).split(sizes, dim=1),
+        *ba.unflatten(0, (shape.num_key_heads, -1)).chunk(2, dim=1),
+    )
+    return torch.cat([part.flatten(0, 1) for part in parts])
