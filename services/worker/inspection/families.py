@@ -82,7 +82,6 @@ FAMILY_NOTES = (
             "qk_head_dim",
         ),
     ),
-    ),
 )
 
 
