@@ -90,8 +90,8 @@ def _attention_shape(fields: ConfigFields) -> GroupedAttentionShape:
     rope = fields.rope()
     rope.choice("rope_type" if rope.has("rope_type") else "type", ["default"], "default")
     # Releases before transformers 5 have these two beside the section.
-    factor = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 0.25))
-    theta = rope.number("rope_theta") if rope.has("rope_theta") else fields.number("rope_theta")
+    theta = (rope if rope.has("rope_theta") else fields).number("rope_theta")
+    factor = (rope if rope.has("partial_rotary_factor") else fields).number("partial_rotary_factor", 0.25)
     rotary_dim = int(head_dim * factor)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise fields.error("partial_rotary_factor", f"must turn an even number of channels, not {rotary_dim}")

@@ -157,7 +157,6 @@ def test_tensors_that_nobody_asks_for(name: str, is_known: bool, directory: Path
     [
         ({"sliding_window": 512}, ["sliding_window"]),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25, "factor": 2.0}}, ["rope_parameters.factor"]),
-        ({"attn_output_gate": False}, ["attn_output_gate"]),
         ({"attn_output_gate": True}, []),
         ({"partial_rotary_factor": 0.25}, []),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
