@@ -59,6 +59,8 @@ FAMILY_NOTES = (
         attention_layers="grouped, gated",
         feed_forward="dense, experts",
         verified_by=_TRANSFORMERS,
+        # Read where a layer is dense; the releases have none.
+        unused_fields=("intermediate_size",),
     ),
     FamilyNotes(
         name="llama",

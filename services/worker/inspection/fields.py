@@ -18,9 +18,7 @@ _HARMLESS = re.compile(
 )
 # These change the numbers, and say what the families compute anyway.
 _HARMLESS_VALUES: Mapping[str, object] = {
-    "attn_output_gate": True,
     "mamba_ssm_dtype": "float32",
-    "output_gate_type": "swish",
     "use_rmsnorm": True,
     "use_sliding_window": False,
     "is_decoder": True,

@@ -28,7 +28,8 @@ class StateBytes:
 class Sizes:
     """Parameters in numbers, the rest in bytes.
 
-    active_parameters: all but the experts that a token is not sent to; weights: as they stand in memory, norms and decays in
+    active_parameters: what a token passes through, neither experts that it is not sent to nor, beside a head of its own, the
+    embedding, of which it takes a row; weights: as they stand in memory, norms and decays in
     fp32; token: keys and values, all attention layers; request_state: recurrent states and tails of one running request.
     """
 
@@ -46,9 +47,10 @@ def measure_sizes(spec: ModelSpec, requests: Mapping[str, TensorRequest], itemsi
     blocks = [layer.feed_forward for layer in spec.layers]
     hidden = spec.hidden_size
     idle = sum(block.num_parameters(hidden) - block.num_active_parameters(hidden) for block in blocks)
+    looked_up = 0 if spec.tied_head else spec.vocab_size * hidden
     return Sizes(
         parameters=parameters,
-        active_parameters=parameters - idle,
+        active_parameters=parameters - idle - looked_up,
         weights=sum(request.num_bytes for request in requests.values()),
         token=spec.token_bytes(itemsize),
         segment=_segment(spec, itemsize),

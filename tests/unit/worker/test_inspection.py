@@ -157,9 +157,11 @@ def test_tensors_that_nobody_asks_for(name: str, is_known: bool, directory: Path
     [
         ({"sliding_window": 512}, ["sliding_window"]),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25, "factor": 2.0}}, ["rope_parameters.factor"]),
-        ({"attn_output_gate": True}, []),
         ({"partial_rotary_factor": 0.25}, []),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ({"mamba_ssm_dtype": "bfloat16"}, ["mamba_ssm_dtype"]),
+        ({"mamba_ssm_dtype": "float32"}, []),
+        ({"full_attention_interval": 3}, []),
         ({"vision_config": {"depth": 2}, "attention_dropout": 0.1, "image_token_id": 3, "sliding_window": None}, []),
     ],
 )  # fmt: skip
