@@ -14,7 +14,7 @@ _HARMLESS = re.compile(
     r"|.*_token_id|.*dropout|.*_pdrop|initializer_range|.*_aux_loss_\w+|aux_loss_alpha|seq_aux|router_jitter_noise"
     r"|pretraining_tp|gradient_checkpointing|use_cache|return_dict|output_\w+|chunk_size_feed_forward|is_encoder_decoder"
     r"|use_mamba_kernels|router_dtype|problem_type|language_model_only"
-    r"|vision_config|audio_config|mtp_\w+|num_nextn_predict_layers|mrope_\w+"
+    r"|modules_to_not_convert|ignored_layers|scale_fmt|vision_config|audio_config|mtp_\w+|num_nextn_predict_layers|mrope_\w+"
 )
 # These change the numbers, and say what the families compute anyway.
 _HARMLESS_VALUES: Mapping[str, object] = {

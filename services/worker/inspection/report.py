@@ -16,6 +16,7 @@ from services.worker.inspection.sizes import Sizes, measure_sizes
 from services.worker.inspection.weights import WeightsReport, compare_weights
 from services.worker.models.checkpoint import CheckpointDirectory, read_json
 from services.worker.models.fields import RecordedConfig
+from services.worker.models.quantisation import BlockScales, read_block_scales
 from services.worker.models.registry import Family, find_family
 from services.worker.models.spec import ModelSpec
 
@@ -69,8 +70,9 @@ def inspect_checkpoint(
     recorded = RecordedConfig(config)
     family = find_family(directory, recorded)
     spec = family.read_spec(recorded)
+    blocks = read_block_scales(recorded)
     has_weights = any(directory.glob("*.safetensors"))
-    findings = _with_weights(directory, family, spec) if has_weights else _without_weights(family, spec)
+    findings = _with_weights(directory, family, spec, blocks) if has_weights else _without_weights(family, spec)
     sizes = measure_sizes(spec, findings.requests, _DTYPE.itemsize)
     return CheckpointReport(
         directory=str(directory),
@@ -97,11 +99,11 @@ def _without_weights(family: Family, spec: ModelSpec) -> _Findings:
     return _Findings(requests, None, _fixed_decays(spec))
 
 
-def _with_weights(directory: Path, family: Family, spec: ModelSpec) -> _Findings:
-    with CheckpointDirectory(directory) as checkpoint:
+def _with_weights(directory: Path, family: Family, spec: ModelSpec, blocks: BlockScales | None) -> _Findings:
+    with CheckpointDirectory(directory, blocks) as checkpoint:
         requests = record_requests(family, spec, _DTYPE, checkpoint.names())
         headers = {name: checkpoint.header(name) for name in sorted(checkpoint.names())}
-        weights = compare_weights(requests, headers, len(spec.layers))
+        weights = compare_weights(requests, headers, len(spec.layers), blocks)
         decays = _fixed_decays(spec)
         if decays is None and weights.is_servable:
             rates = resting_rates(checkpoint, requests)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from services.worker.inspection.requests import TensorRequest
 from services.worker.models.checkpoint import TensorHeader
+from services.worker.models.quantisation import SCALE_SUFFIX, BlockScales
 
 __all__ = ["ShapeFault", "WeightsReport", "compare_weights"]
 
 # Vision towers, prediction heads of several tokens, and what older releases stored although it follows from the config.
 _IGNORED = re.compile(r"(model\.)?(visual|vision_tower|mtp)\.|.*\.rotary_emb\.inv_freq$")
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
-_SCALE_SUFFIX = "_scale_inv"
+_FP8 = "F8_E4M3"
 _TIED_HEAD = "lm_head.weight"
 
 
@@ -48,29 +49,32 @@ class WeightsReport:
 
 
 def compare_weights(
-    requests: Mapping[str, TensorRequest], headers: Mapping[str, TensorHeader], num_layers: int
+    requests: Mapping[str, TensorRequest],
+    headers: Mapping[str, TensorHeader],
+    num_layers: int,
+    blocks: BlockScales | None = None,
 ) -> WeightsReport:
-    """Every difference by name."""
-    left_over = [name for name in headers if name not in requests and not _is_scale(name, requests)]
+    """Every difference by name; weights in fp8 ask for the scales of their blocks too."""
+    wanted = {name: request.shape for name, request in requests.items()}
+    if blocks is not None:
+        matrices = [name for name, shape in wanted.items() if name in headers and len(shape) > 1]
+        quantised = [name for name in matrices if headers[name].dtype == _FP8]
+        wanted.update({name + SCALE_SUFFIX: blocks.shape(wanted[name]) for name in quantised})
+    left_over = [name for name in headers if name not in wanted]
     unexpected = [name for name in left_over if not _is_ignored(name, num_layers)]
     faults = [
-        ShapeFault(name, headers[name].shape, request.shape)
-        for name, request in requests.items()
-        if name in headers and headers[name].shape != request.shape
+        ShapeFault(name, headers[name].shape, shape)
+        for name, shape in wanted.items()
+        if name in headers and headers[name].shape != shape
     ]
     return WeightsReport(
         num_tensors=len(headers),
         dtypes=dict(Counter(header.dtype for header in headers.values()).most_common()),
-        missing=tuple(name for name in requests if name not in headers),
+        missing=tuple(name for name in wanted if name not in headers),
         wrong_shape=tuple(faults),
         unexpected=tuple(unexpected),
         num_ignored=len(left_over) - len(unexpected),
     )
-
-
-def _is_scale(name: str, requests: Mapping[str, TensorRequest]) -> bool:
-    """Block scales of a quantised tensor that is asked for."""
-    return name.endswith(_SCALE_SUFFIX) and name.removesuffix(_SCALE_SUFFIX) in requests
 
 
 def _is_ignored(name: str, num_layers: int) -> bool:

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from services.worker.models.errors import CheckpointError
+from services.worker.models.quantisation import SCALE_SUFFIX, BlockScales
 
 __all__ = ["Checkpoint", "CheckpointDirectory", "TensorHeader", "read_json"]
 
@@ -60,10 +61,16 @@ class Checkpoint(Protocol):
 
 
 class CheckpointDirectory:
-    """Tensors of a directory, read one at a time onto the CPU; see `Checkpoint`. Use as a context manager."""
+    """Tensors of a directory, read one at a time onto the CPU; see `Checkpoint`. Use as a context manager.
 
-    def __init__(self, directory: Path) -> None:
+    blocks: of the weights that are kept in fp8, None where the config quantises nothing.
+    """
+
+    def __init__(self, directory: Path, blocks: BlockScales | None = None) -> None:
         self.directory = directory
+        self._blocks = blocks
+        index_path = directory / _INDEX
+        self._listing = index_path if index_path.exists() else directory / _SINGLE
         self._file_of = self._locate()
         self._open: dict[Path, Any] = {}
 
@@ -106,14 +113,22 @@ class CheckpointDirectory:
                 f"{path}: tensor {name} has shape {tuple(tensor.shape)} where config.json implies {shape}; "
                 "download config.json and the weights of one revision"
             )
+        if tensor.dtype is torch.float8_e4m3fn and self._blocks is not None and tensor.ndim >= 2:
+            scales = self.read(name + SCALE_SUFFIX, self._blocks.shape(shape), torch.float32)
+            return self._blocks.dequantise(tensor, scales).to(dtype)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
-            raise CheckpointError(f"{path}: tensor {name} is {tensor.dtype}; quantised weights are not supported")
+            raise CheckpointError(
+                f"{path}: tensor {name} is {tensor.dtype}, which config.json does not announce in a supported "
+                "quantization_config; use the bf16 release"
+            )
         return tensor.to(dtype)
 
     def _path(self, name: str) -> Path:
         path = self._file_of.get(name)
         if path is None:
-            raise CheckpointError(f"{self.directory}: tensor {name} is missing; the checkpoint is incomplete")
+            raise CheckpointError(
+                f"{self._listing}: tensor {name} is missing; the checkpoint is incomplete, download every file of it"
+            )
         return path
 
     def _handle(self, path: Path) -> Any:  # noqa: ANN401 # safetensors ships no types
@@ -122,11 +137,10 @@ class CheckpointDirectory:
         return self._open[path]
 
     def _locate(self) -> Mapping[str, Path]:
-        index_path = self.directory / _INDEX
-        if index_path.exists():
-            weight_map = read_json(index_path).get("weight_map")
+        if self._listing.name == _INDEX:
+            weight_map = read_json(self._listing).get("weight_map")
             if not isinstance(weight_map, dict):
-                raise CheckpointError(f"{index_path}: has no weight_map")
+                raise CheckpointError(f"{self._listing}: has no weight_map; download the file again")
             return {name: self._shard(str(file)) for name, file in weight_map.items()}
         path = self._shard(_SINGLE)
         try:

@@ -161,8 +161,8 @@ class ConfigFields:
             raise self.error(name, f"must be a list of integers, not {value!r}")
         return value
 
-    def choice(self, name: str, supported: Sequence[Any], default: Any) -> Any:  # noqa: ANN401 # any JSON value
-        """One of the supported values.
+    def choice(self, name: str, supported: Sequence[Any], default: Any, remedy: str = "") -> Any:  # noqa: ANN401 # any JSON value
+        """One of the supported values; the remedy ends the error's line.
 
         Raises:
             CheckpointError: it is another.
@@ -171,7 +171,7 @@ class ConfigFields:
         value = default if value is None else value
         if value not in supported:
             known = " or ".join(repr(item) for item in supported)
-            raise self.error(name, f"is {value!r}, which is not supported; {known} is")
+            raise self.error(name, f"is {value!r}, which is not supported; {known} is{remedy and '; '}{remedy}")
         return value
 
     def check_groups(self, heads: str, shared_heads: str) -> None:

@@ -10,6 +10,7 @@ from services.worker.models import kimi_linear, llama, qwen3_5, qwen3_next
 from services.worker.models.checkpoint import Checkpoint, CheckpointDirectory, read_json
 from services.worker.models.decoder import Model
 from services.worker.models.errors import CheckpointError
+from services.worker.models.quantisation import read_block_scales
 from services.worker.models.spec import ModelSpec
 
 __all__ = ["FAMILIES", "Family", "find_family", "load_checkpoint", "read_checkpoint_spec"]
@@ -36,18 +37,17 @@ def find_family(directory: Path, config: Mapping[str, Any]) -> Family:
     """The family that serves a config.
 
     Raises:
-        CheckpointError: none does.
+        CheckpointError: none does, or its weights are quantised in a way that no family supports.
     """
-    if "quantization_config" in config:
-        raise CheckpointError(
-            f"{directory / 'config.json'}: quantization_config: quantised checkpoints are not supported; use the bf16 release"
-        )
+    read_block_scales(config)
     model_type = config.get("model_type")
     for family in FAMILIES:
         if model_type in family.model_types:
             return family
     known = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
-    raise CheckpointError(f"{directory / 'config.json'}: model_type {model_type!r} is not supported; known are {known}")
+    raise CheckpointError(
+        f"{directory / 'config.json'}: model_type {model_type!r} is not supported; use one of {known}"
+    )
 
 
 def read_checkpoint_spec(directory: Path) -> ModelSpec:
@@ -69,5 +69,5 @@ def load_checkpoint(directory: Path, memory: DeviceMemory) -> Model:
     config = read_json(directory / "config.json")
     family = find_family(directory, config)
     spec = family.read_spec(config)
-    with CheckpointDirectory(directory) as checkpoint:
+    with CheckpointDirectory(directory, read_block_scales(config)) as checkpoint:
         return family.load_model(spec, checkpoint, memory)

@@ -140,10 +140,3 @@ def test_wrong_shape(directory: Path, device: torch.device) -> None:
     assert NAME in message
     assert "(3, 1, 4)" in message
     assert "download" in message
-
-
-def test_quantised_tensor(directory: Path, device: torch.device) -> None:
-    edit_tensors(directory, lambda tensors: tensors.update({NAME: tensors[NAME].to(torch.int8)}))
-    message = _refusal(directory, device)
-    assert NAME in message
-    assert "quantised" in message
