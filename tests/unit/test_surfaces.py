@@ -26,6 +26,7 @@ SURFACES = {
     "services.worker.ops.recurrence.naive": ["scan", "step", "walk"],
     "services.worker.ops.short_conv.naive": ["step", "walk"],
     "services.worker.ops.paged_attention.naive": ["attend"],
+    "services.worker.ops.routed_swiglu.naive": ["feed_forward"],
     "services.common.content": ["HASH_BYTES", "chain_hash", "content_hash"],
     "services.common.errors": [
         "ConflictError", "DeadlineError", "HypicError", "InternalError", "InvalidRequestError", "NotFoundError",

@@ -21,8 +21,10 @@ import torch.nn.functional as F
 from services.worker.models.decoder import SwiGlu
 from services.worker.models.errors import CheckpointError
 from services.worker.models.spec import DenseShape
+from services.worker.ops.routed_swiglu import Choice
+from services.worker.ops.routed_swiglu import dispatch as routed_swiglu
 
-__all__ = ["Choice", "ExpertNames", "Experts", "ExpertsShape", "Routing", "Scoring", "choose"]
+__all__ = ["ExpertNames", "Experts", "ExpertsShape", "Routing", "Scoring", "choose"]
 
 
 class Scoring(StrEnum):
@@ -110,14 +112,6 @@ class ExpertNames:
     shared_gate: str = "shared_expert_gate.weight"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What tokens chose: experts `[N, k]` from the best on, int64; weights `[N, k]` fp32."""
-
-    experts: torch.Tensor
-    weights: torch.Tensor
-
-
 def choose(routing: Routing, logits: torch.Tensor, bias: torch.Tensor | None) -> Choice:
     """The experts of tokens by their logits `[N, E]` and the bias `[E]`, both fp32. Of equals the first is taken."""
     scores = logits.softmax(-1) if routing.scoring is Scoring.SOFTMAX else logits.sigmoid()
@@ -163,21 +157,9 @@ class Experts:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `FeedForward`. Logits, weights and the sum over experts are fp32."""
-        mixed = self._routed(hidden, choose(self.routing, F.linear(hidden.float(), self.router), self.bias))
+        choice = choose(self.routing, F.linear(hidden.float(), self.router), self.bias)
+        mixed = routed_swiglu.feed_forward(hidden, choice, self.gate_up, self.down)
         if self.shared is None:
             return mixed
         shared = self.shared(hidden)
         return mixed + (shared if self.shared_gate is None else F.linear(hidden, self.shared_gate).sigmoid() * shared)
-
-    def _routed(self, hidden: torch.Tensor, choice: Choice) -> torch.Tensor:
-        """One product an expert that was chosen, over the rows that chose it."""
-        flat = choice.experts.flatten()
-        order = flat.argsort(stable=True)
-        counts = flat.bincount(minlength=self.routing.num_experts).tolist()
-        rows, weights = (order // self.routing.top_k).split(counts), choice.weights.flatten()[order].split(counts)
-        mixed = torch.zeros(hidden.shape, device=hidden.device)
-        for expert, own in enumerate(rows):
-            if len(own):
-                outputs = SwiGlu(self.gate_up[expert], self.down[expert])(hidden[own])
-                mixed.index_add_(0, own, outputs.float() * weights[expert][:, None])
-        return mixed.to(hidden.dtype)
