@@ -48,13 +48,14 @@ PLANS: Mapping[str, Plan] = {
             ),
         )
     ),
-    "confirm": Plan((_PlannedStage(Preset.CONFIRM, {SetKind.STANDARD: 4400, SetKind.LONG: 800}, 1.0),)),
+    "confirm": Plan((_PlannedStage(Preset.CONFIRM, {SetKind.STANDARD: 4400, SetKind.LONG: 400}, 1.0),)),
     "long": Plan(
         (
+            _PlannedStage(Preset.REFRESH, {SetKind.STANDARD: 1600, SetKind.LONG: 400}, 0.4),
             _PlannedStage(
                 Preset.CORE,
                 {SetKind.STANDARD: 1600, SetKind.REFERENCES: 1400, SetKind.PASSAGES: 1400, SetKind.LONG: 400},
-                0.6,
+                0.7,
             ),
             _PlannedStage(
                 Preset.FULL,

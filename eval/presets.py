@@ -29,12 +29,14 @@ _LIVE_SHARES = (0.12, 0.15, 0.2, 0.25, 0.3, 0.4)
 
 
 class Preset(StrEnum):
-    """ci: what a test holds; confirm: what the choice of the default rests on; core: what every question of a long run is
-    asked under; short: what two cores run in minutes; full: everything.
+    """ci: what a test holds; confirm: what the choice of the default rests on; refresh: blocks recomputed in place at the
+    default's prime; core: what every question of a long run is asked under; short: what two cores run in minutes; full:
+    everything.
     """
 
     CI = "ci"
     CONFIRM = "confirm"
+    REFRESH = "refresh"
     CORE = "core"
     SHORT = "short"
     FULL = "full"
@@ -50,6 +52,11 @@ def settings_of(preset: Preset) -> tuple[Setting, ...]:
             PUBLISHED,
             *FIXED_WINDOWS,
             *GROWING_WINDOWS,
+        )
+    if preset is Preset.REFRESH:
+        return (
+            PUBLISHED,
+            DEFAULT_SETTING,
             _refreshed(Refresh(Selection.PRIME_CHANGE, 0.15), Prime.START),
             *(_refreshed(Refresh(Selection.BOTH, share), Prime.START) for share in (0.15, 0.3)),
         )
