@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error}); download the file again") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object")
+        raise CheckpointError(f"{path}: must hold a JSON object; download the file again")
     return content
 
 
