@@ -4,13 +4,11 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import httpx2
 
-from tests.e2e.stack.served import ServedStack
-
-__all__ = ["CHAT", "Answer", "StreamedReply", "ask", "body", "document", "read_stream", "stream"]
+__all__ = ["CHAT", "Answer", "Asked", "StreamedReply", "ask", "body", "document", "read_stream", "stream"]
 
 CHAT = "/v1/chat/completions"
 _WORDS = (
@@ -19,13 +17,21 @@ _WORDS = (
 ).split()
 
 
+class Asked(Protocol):
+    """What requests are sent to."""
+
+    model: str
+    base_url: str
+    http: httpx2.Client
+
+
 def document(name: str, num_words: int = 60) -> dict[str, str]:
     """A document of its own for every name; the same one for the same name."""
     source = random.Random(name)
     return {"title": f"About {name}", "text": " ".join(source.choice(_WORDS) for _ in range(num_words))}
 
 
-def body(stack: ServedStack, documents: list[Any], question: str = "What opens?", **more: Any) -> dict[str, Any]:  # noqa: ANN401 # JSON
+def body(stack: Asked, documents: list[Any], question: str = "What opens?", **more: Any) -> dict[str, Any]:  # noqa: ANN401 # JSON
     """A greedy request with an explanation; `more` replaces or adds fields, those of `hypic` by their own names."""
     options = {"explain": True} | {name: more.pop(name) for name in ("reuse", "cold") if name in more}
     messages = [{"role": "system", "content": "Answer from the documents."}, {"role": "user", "content": question}]
@@ -73,7 +79,7 @@ class Answer:
             assert part["tokens"] == part["live_tokens"] + part["captured_tokens"] + part["reused_tokens"]
 
 
-def ask(stack: ServedStack, documents: list[Any], question: str = "What opens?", **more: Any) -> Answer:  # noqa: ANN401 # JSON
+def ask(stack: Asked, documents: list[Any], question: str = "What opens?", **more: Any) -> Answer:  # noqa: ANN401 # JSON
     """Send a request that has to succeed; its counts are checked."""
     response = stack.http.post(CHAT, json=body(stack, documents, question, **more))
     assert response.status_code == 200, response.text
@@ -112,6 +118,6 @@ def read_stream(lines: Iterator[str], until_texts: int = 0) -> StreamedReply:
     return StreamedReply("".join(texts), finish_reason, error, False)
 
 
-def stream(stack: ServedStack, request: dict[str, Any]) -> Any:  # noqa: ANN401 # httpx2's own context manager
+def stream(stack: Asked, request: dict[str, Any]) -> Any:  # noqa: ANN401 # httpx2's own context manager
     """Open a stream; use it as a context."""
     return httpx2.stream("POST", stack.base_url + CHAT, json=request | {"stream": True}, timeout=60)
