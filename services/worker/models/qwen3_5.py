@@ -1,9 +1,15 @@
 """Qwen3.5 and Qwen3.6, dense and with experts: three Gated DeltaNet layers to one gated full-attention layer.
 
-Text-only and multimodal checkpoints are accepted; vision towers and multi-token prediction heads are ignored. For text the
-three position axes of interleaved multimodal rotary coincide, which makes it plain half-split rotary. Experts are renormalised
-softmax ones beside a gated shared expert, in one tensor a layer (the bf16 releases) or one by one (the fp8 releases). Rotary
-scalings, attention biases and other activations are refused.
+Supported: text-only and multimodal checkpoints, whose vision towers and multi-token prediction heads are ignored; any pattern of
+the two kinds of layer; experts in one tensor a layer (the bf16 releases) or one by one (the fp8 releases, and what
+transformers saves), with softmax weights that are always renormalised, beside a gated shared expert.
+
+Refused: rotary scalings, a missing rotary base, attention biases, other activations and output gates, dense layers among
+expert ones.
+
+Settled by transformers 5.24: for text the three position axes of interleaved multimodal rotary coincide, which makes it plain
+half-split rotary; the attention's output gate is there whether or not `attn_output_gate` says so; fused experts are
+`[E, 2 I, hidden]` with the gates first, and `[E, hidden, I]`.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,12 @@
 """Qwen3-Next: Qwen3.5's layers with experts by default, and the inputs of a linear layer fused and interleaved.
 
-`mlp_only_layers` and `decoder_sparse_step` say which layers are dense instead. `rope_theta` and `partial_rotary_factor` stand
-in `rope_parameters` or, in the releases, beside it. Rotary scalings, attention biases and other activations are refused;
-multi-token prediction heads are ignored.
+Supported: any pattern of the two kinds of layer; dense layers among expert ones by `mlp_only_layers` and `decoder_sparse_step`;
+`rope_theta` and `partial_rotary_factor` in `rope_parameters` or, as in the releases, beside it; weights of experts renormalised
+or not. Multi-token prediction heads are ignored.
+
+Refused: rotary scalings, a missing rotary base, attention biases, sliding windows, other activations.
+
+Settled by transformers 5.24: `in_proj_qkvz` and `in_proj_ba` are interleaved by key head, the convolution's channels are not.
 """
 
 from collections.abc import Mapping

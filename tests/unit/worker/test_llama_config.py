@@ -1,6 +1,5 @@
 """Configs of Llama and Qwen3 as releases write them, and what is refused in one line."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from services.worker.models.registry import read_checkpoint_spec
 from services.worker.ops.rotary import Llama3Scaling
 from tests.families import llama
 from tests.models import CheckpointFactory
+from tests.unit.worker.checkpoint_files import edit_config
 
 _SCALING = {
     "rope_type": "llama3",
@@ -29,12 +29,6 @@ def directory(checkpoints: CheckpointFactory, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoints.directory(llama.VARIANTS[0]), tmp_path / "checkpoint"))
 
 
-def _edit(directory: Path, **changes: Any) -> None:  # noqa: ANN401 # any JSON
-    path = directory / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
-
-
 def _attention(directory: Path) -> GroupedAttentionShape:
     mixer = read_checkpoint_spec(directory).layers[0].mixer
     assert isinstance(mixer, GroupedAttentionShape)
@@ -42,7 +36,7 @@ def _attention(directory: Path) -> GroupedAttentionShape:
 
 
 def test_released_files_name_base_and_scaling_apart(directory: Path) -> None:
-    _edit(directory, rope_parameters=None, rope_theta=500_000.0, rope_scaling=_SCALING)
+    edit_config(directory, rope_parameters=None, rope_theta=500_000.0, rope_scaling=_SCALING)
     attention = _attention(directory)
     assert attention.rotary_theta == 500_000.0
     assert attention.rotary_scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
@@ -50,7 +44,7 @@ def test_released_files_name_base_and_scaling_apart(directory: Path) -> None:
 
 def test_what_early_releases_leave_out(directory: Path) -> None:
     """No rotary base, no head size, and every head with keys of its own."""
-    _edit(directory, rope_parameters=None, head_dim=None, num_key_value_heads=None)
+    edit_config(directory, rope_parameters=None, head_dim=None, num_key_value_heads=None)
     attention = _attention(directory)
     assert (attention.rotary_theta, attention.rotary_scaling) == (10_000.0, None)
     assert (attention.head_dim, attention.num_kv_heads) == (12, 4)
@@ -84,7 +78,7 @@ def test_nothing_but_keys_and_values_is_kept(directory: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_unsupported_fields(changes: dict[str, Any], field: str, directory: Path) -> None:
-    _edit(directory, **changes)
+    edit_config(directory, **changes)
     with pytest.raises(CheckpointError, match=field) as caught:
         read_checkpoint_spec(directory)
     assert str(caught.value).startswith("config.json: ")
