@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-__all__ = ["gated_rms_norm", "l2_norm", "rms_norm"]
+__all__ = ["gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -15,6 +15,14 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
 def gated_rms_norm(hidden: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`rms_norm(x) · silu(gate)`: the norm comes before the gate."""
     return rms_norm(hidden, weight, eps) * F.silu(gate)
+
+
+def grouped_rms_norm(hidden: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
+    """`x / rms(x) · weight` `[..., C]`, the mean square taken over each of `groups` equal runs of channels."""
+    wide = hidden.float() if hidden.dtype in (torch.bfloat16, torch.float16) else hidden
+    runs = wide.unflatten(-1, (groups, -1))
+    normed = F.rms_norm(runs, runs.shape[-1:], eps=eps).flatten(-2)
+    return (normed * weight.to(wide.dtype)).to(hidden.dtype)
 
 
 def l2_norm(vectors: torch.Tensor) -> torch.Tensor:
