@@ -114,7 +114,7 @@ def _composed_and_full(
 )
 def test_exact_from_a_window_that_fills_the_history(layer: LayerRig, bodies: list[int], extra: int) -> None:
     window = layer.history + extra
-    lengths = [window + max(body, layer.history) for body in bodies]
+    lengths = [window + max(body, layer.history, 1) for body in bodies]
     actual, full = _composed_and_full(layer, lengths, window)
     assert_close(actual, full)
 
