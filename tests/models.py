@@ -7,12 +7,18 @@ from typing import Any
 import torch
 
 from tests.exactness.reference_model import ReferenceFamily
-from tests.families import kimi_linear, llama, qwen3_5, qwen3_next
+from tests.families import kimi_linear, llama, qwen3_5, qwen3_next, ring
 from tests.families.variant import Variant
 
 __all__ = ["VARIANTS", "CheckpointFactory", "Variant", "reference_logits"]
 
-VARIANTS: tuple[Variant, ...] = (*qwen3_5.VARIANTS, *qwen3_next.VARIANTS, *llama.VARIANTS, *kimi_linear.VARIANTS)
+VARIANTS: tuple[Variant, ...] = (
+    *qwen3_5.VARIANTS,
+    *qwen3_next.VARIANTS,
+    *llama.VARIANTS,
+    *kimi_linear.VARIANTS,
+    *ring.VARIANTS,
+)
 
 
 class CheckpointFactory:

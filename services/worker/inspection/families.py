@@ -7,6 +7,7 @@ from services.worker.mixers.shapes import TransitionKind
 __all__ = ["FAMILY_NOTES", "FamilyNotes", "unused_fields"]
 
 _TRANSFORMERS = "transformers 5.24"
+_OWN_REFERENCE = "own reference, from the published description"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,28 @@ FAMILY_NOTES = (
             "linear_num_heads",
             "qk_head_dim",
         ),
+    ),
+    FamilyNotes(
+        name="ring_linear",
+        models="Ring-linear-2.0, Ling-linear-2.0",
+        model_types=("bailing_moe_linear",),
+        linear_layers="lightning, rotary",
+        transition=TransitionKind.SCALAR,
+        attention_layers="grouped, normed",
+        feed_forward="dense, experts",
+        verified_by=_OWN_REFERENCE,
+    ),
+    FamilyNotes(
+        name="ring_2_5",
+        models="Ring-2.5, Ling-2.5",
+        model_types=("bailing_hybrid",),
+        linear_layers="lightning, rotary",
+        transition=TransitionKind.SCALAR,
+        attention_layers="latent",
+        feed_forward="dense, experts",
+        verified_by=_OWN_REFERENCE,
+        # The sum of two other fields, and a limit of windows that no layer has.
+        unused_fields=("qk_head_dim", "max_window_layers"),
     ),
 )
 
