@@ -1,4 +1,4 @@
-"""Root-mean-square norms, computed in fp32 and returned in the input's dtype."""
+"""Norms as torch operations, the form of every device without kernels. Any float dtype."""
 
 import torch
 import torch.nn.functional as F

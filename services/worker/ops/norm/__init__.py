@@ -1,0 +1,36 @@
+"""Norms over the last axis, computed in fp32 and returned in the input's dtype, in the best form that a device has."""
+
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+from services.worker.ops.norm import naive
+
+__all__ = ["gated_rms_norm", "l2_norm", "rms_norm"]
+
+
+def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x / √(mean x² + ε) · weight` (arXiv 1910.07467); zero-centred checkpoints add 1 to the weight when they are loaded."""
+    normed: torch.Tensor = _form(hidden).rms_norm(hidden, weight, eps)
+    return normed
+
+
+def gated_rms_norm(hidden: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm(x) · silu(gate)`: the norm comes before the gate."""
+    normed: torch.Tensor = _form(hidden).gated_rms_norm(hidden, gate, weight, eps)
+    return normed
+
+
+def l2_norm(vectors: torch.Tensor) -> torch.Tensor:
+    """`x / √(Σx² + 1e-6)`, the constant of the public gated delta rule kernels."""
+    normed: torch.Tensor = _form(vectors).l2_norm(vectors)
+    return normed
+
+
+def _form(vectors: torch.Tensor) -> ModuleType:
+    if not vectors.is_cuda or find_spec("triton") is None:
+        return naive
+    from services.worker.ops.norm import triton
+
+    return triton
