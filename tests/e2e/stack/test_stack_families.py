@@ -22,6 +22,8 @@ NAMES = (
     "llama-scaled",
     "qwen3-dense",
     "kimi_linear-standard",
+    "ring-linear-group",
+    "ring-2.5-low-rank",
 )
 SERVED = [variant for variant in VARIANTS if variant.name in NAMES]
 
