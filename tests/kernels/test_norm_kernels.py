@@ -37,6 +37,15 @@ def test_gated_rms_norm(shape: tuple[int, ...], device: torch.device) -> None:
     assert_far(kernels.gated_rms_norm(hidden, gate.flip(0, -1), weight, EPS), expected, TOLERANCE)
 
 
+@pytest.mark.parametrize("shape", [(5, 36), (2, 3, 600)], ids=str)
+def test_grouped_rms_norm(shape: tuple[int, ...], device: torch.device) -> None:
+    hidden, weight = _draw(shape, 1, device), _draw(shape[-1:], 2, device).contiguous()
+    expected = naive.grouped_rms_norm(hidden, weight, 4, EPS)
+    assert_close(kernels.grouped_rms_norm(hidden, weight, 4, EPS), expected, TOLERANCE)
+    assert_far(kernels.grouped_rms_norm(hidden, weight, 2, EPS), expected, TOLERANCE)
+    assert_far(kernels.grouped_rms_norm(hidden, weight.roll(shape[-1] // 4), 4, EPS), expected, TOLERANCE)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_l2_norm(shape: tuple[int, ...], device: torch.device) -> None:
     vectors = 0.1 * _draw(shape, 1, device)
@@ -60,4 +69,5 @@ def test_the_device_chooses_the_form(device: torch.device) -> None:
     assert torch.equal(
         norm.gated_rms_norm(hidden, hidden, weight, EPS), form.gated_rms_norm(hidden, hidden, weight, EPS)
     )
+    assert torch.equal(norm.grouped_rms_norm(hidden, weight, 1, EPS), form.grouped_rms_norm(hidden, weight, 1, EPS))
     assert torch.equal(norm.l2_norm(hidden), form.l2_norm(hidden))

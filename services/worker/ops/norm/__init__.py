@@ -7,7 +7,7 @@ import torch
 
 from services.worker.ops.norm import naive
 
-__all__ = ["gated_rms_norm", "l2_norm", "rms_norm"]
+__all__ = ["gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -19,6 +19,12 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
 def gated_rms_norm(hidden: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`rms_norm(x) · silu(gate)`: the norm comes before the gate."""
     normed: torch.Tensor = _form(hidden).gated_rms_norm(hidden, gate, weight, eps)
+    return normed
+
+
+def grouped_rms_norm(hidden: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
+    """As `rms_norm` of `[..., C]`, with a mean square of each of `groups` equal runs of channels."""
+    normed: torch.Tensor = _form(hidden).grouped_rms_norm(hidden, weight, groups, eps)
     return normed
 
 

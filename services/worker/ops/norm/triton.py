@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["gated_rms_norm", "l2_norm", "rms_norm"]
+__all__ = ["gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
 
 _TILE = 2048
 
@@ -14,7 +14,7 @@ _TILE = 2048
 @triton.jit
 def _norm_kernel(
     vectors, weight, gate, outputs, rows, inner, D, divisor, eps,
-    outer_stride, inner_stride, gate_outer_stride, gate_inner_stride,
+    outer_stride, inner_stride, gate_outer_stride, gate_inner_stride, weight_stride,
     BR: tl.constexpr, BD: tl.constexpr, WEIGHTED: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """A block of vectors: `x / √(Σx² / divisor + ε)`, times weight and `silu(gate)` where there are such."""
@@ -25,7 +25,8 @@ def _norm_kernel(
     b_x = tl.load(vectors + p_x, mask=m_x, other=0.0).to(tl.float32)
     b_y = b_x * tl.rsqrt(tl.sum(b_x * b_x, axis=1) / divisor + eps)[:, None]
     if WEIGHTED:
-        b_y *= tl.load(weight + o_d, mask=o_d < D, other=0.0).to(tl.float32)[None, :]
+        p_w = (o_r % inner * weight_stride)[:, None] + o_d[None, :]
+        b_y *= tl.load(weight + p_w, mask=m_x, other=0.0).to(tl.float32)
     if GATED:
         p_g = (o_r // inner * gate_outer_stride + o_r % inner * gate_inner_stride)[:, None] + o_d[None, :]
         b_g = tl.load(gate + p_g, mask=m_x, other=0.0).to(tl.float32)
@@ -54,8 +55,14 @@ class _Rows:
 
 
 def _norm(
-    vectors: torch.Tensor, weight: torch.Tensor | None, gate: torch.Tensor | None, divisor: float, eps: float
+    vectors: torch.Tensor,
+    weight: torch.Tensor | None,
+    gate: torch.Tensor | None,
+    divisor: float,
+    eps: float,
+    weight_stride: int = 0,
 ) -> torch.Tensor:
+    """weight_stride: from the weight of one vector to that of its inner neighbour, 0 where all have one."""
     channels = vectors.shape[-1]
     outputs = torch.empty(vectors.shape, dtype=vectors.dtype, device=vectors.device)
     own = _Rows.of(vectors)
@@ -65,7 +72,7 @@ def _norm(
     _norm_kernel[(triton.cdiv(rows, rows_a_program),)](
         own.vectors, own.vectors if weight is None else weight, gates.vectors, outputs,
         rows, own.inner, channels, divisor, eps,
-        own.outer_stride, own.inner_stride, gates.outer_stride, gates.inner_stride,
+        own.outer_stride, own.inner_stride, gates.outer_stride, gates.inner_stride, weight_stride,
         BR=rows_a_program, BD=block, WEIGHTED=weight is not None, GATED=gate is not None,
         num_warps=4 if block <= 2 * _TILE else 8,
     )  # fmt: skip
@@ -80,6 +87,13 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
 def gated_rms_norm(hidden: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As `naive.gated_rms_norm`."""
     return _norm(hidden, weight, gate, float(hidden.shape[-1]), eps)
+
+
+def grouped_rms_norm(hidden: torch.Tensor, weight: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
+    """As `naive.grouped_rms_norm`."""
+    size = hidden.shape[-1] // groups
+    runs = hidden.reshape(-1, hidden.shape[-1]).unflatten(-1, (groups, size))
+    return _norm(runs, weight, None, float(size), eps, weight_stride=size).view(hidden.shape)
 
 
 def l2_norm(vectors: torch.Tensor) -> torch.Tensor:
