@@ -32,9 +32,10 @@ def families(context: typer.Context, as_json: Annotated[bool, _JSON] = False) ->
     if context.invoked_subcommand is not None:
         return
     from services.cli.models_text import families_text
-    from services.worker.inspection.families import FAMILY_NOTES
+    from services.worker.inspection.families import FAMILY_NOTES, WEIGHT_FORMATS
 
-    typer.echo(_json([asdict(notes) for notes in FAMILY_NOTES]) if as_json else families_text(FAMILY_NOTES))
+    listed = {"families": [asdict(notes) for notes in FAMILY_NOTES], "weights": WEIGHT_FORMATS}
+    typer.echo(_json(listed) if as_json else families_text(FAMILY_NOTES))
 
 
 @app.command()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from services.worker.inspection.capacity import Capacity
 from services.worker.inspection.decays import DecayReport, DecaySource
-from services.worker.inspection.families import FamilyNotes
+from services.worker.inspection.families import WEIGHT_FORMATS, FamilyNotes
 from services.worker.inspection.layers import BlockGroup
 from services.worker.inspection.report import CheckpointReport
 from services.worker.inspection.sizes import Sizes
@@ -21,7 +21,7 @@ _SOURCES = {
 
 
 def families_text(families: Sequence[FamilyNotes]) -> str:
-    """A table, one family a line."""
+    """A table, one family a line; then what is read of their weights."""
     head = ("family", "models", "model_type", "linear layers", "transition", "attention", "feed-forward", "verified by")
     rows = [
         (
@@ -36,7 +36,9 @@ def families_text(families: Sequence[FamilyNotes]) -> str:
         )
         for notes in families
     ]
-    return "\n".join(_table([head, *rows]))
+    layouts = [(f"  {notes.name}", notes.layouts) for notes in families if notes.layouts]
+    formats = f"weights: {WEIGHT_FORMATS}; and where families differ"
+    return "\n".join([*_table([head, *rows]), "", formats, *_table(layouts)])
 
 
 def report_text(report: CheckpointReport) -> str:
@@ -47,7 +49,7 @@ def report_text(report: CheckpointReport) -> str:
         blocks.append(list(_decays(report.decays)))
     if report.capacity is not None:
         blocks.append(list(_capacity(report.capacity)))
-    blocks.append([*_weights(report.weights), *_unknown(report.unknown_fields)])
+    blocks.append([*_weights(report.weights), *_unknown(report.unknown_fields), *report.remarks])
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
@@ -121,6 +123,7 @@ def _weights(weights: WeightsReport | None) -> Iterator[str]:
         for fault in weights.wrong_shape
     ]
     yield from _listed("wrong shape", faults)
+    yield from _listed("unreadable", weights.unreadable)
     yield from _listed("unexpected", weights.unexpected)
 
 

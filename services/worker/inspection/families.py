@@ -4,10 +4,15 @@ from dataclasses import dataclass
 
 from services.worker.mixers.shapes import TransitionKind
 
-__all__ = ["FAMILY_NOTES", "FamilyNotes", "unused_fields"]
+__all__ = ["FAMILY_NOTES", "WEIGHT_FORMATS", "FamilyNotes", "unused_fields"]
 
 _TRANSFORMERS = "transformers 5.24"
 _OWN_REFERENCE = "own reference, from the published description"
+_PREFIXES = "text or multimodal prefix; vision tower and prediction heads are left out"
+_EXPERTS = "experts one by one or fused"
+WEIGHT_FORMATS = (
+    "safetensors, whole or in shards, in bf16, fp16 or fp32, or fp8 (e4m3) with block scales, dequantised when read"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +20,8 @@ class FamilyNotes:
     """One family, in words.
 
     name: as `ModelSpec.family` has it; linear_layers, transition: None where the family has no linear layer; verified_by: the
-    public implementation, or the reference of our own, to which tests/exactness holds it; unused_fields: what its configs say
+    public implementation, or the reference of our own, to which tests/exactness holds it; layouts: in which tensors may
+    stand; unused_fields: what its configs say
     and public code does not read either.
     """
 
@@ -27,6 +33,7 @@ class FamilyNotes:
     attention_layers: str
     feed_forward: str
     verified_by: str
+    layouts: str = ""
     unused_fields: tuple[str, ...] = ()
 
 
@@ -40,6 +47,7 @@ FAMILY_NOTES = (
         attention_layers="grouped, gated",
         feed_forward="dense",
         verified_by=_TRANSFORMERS,
+        layouts=_PREFIXES,
     ),
     FamilyNotes(
         name="qwen3_5_moe",
@@ -50,6 +58,7 @@ FAMILY_NOTES = (
         attention_layers="grouped, gated",
         feed_forward="experts",
         verified_by=_TRANSFORMERS,
+        layouts=f"{_PREFIXES}; {_EXPERTS}",
     ),
     FamilyNotes(
         name="qwen3_next",
@@ -60,6 +69,7 @@ FAMILY_NOTES = (
         attention_layers="grouped, gated",
         feed_forward="dense, experts",
         verified_by=_TRANSFORMERS,
+        layouts=_EXPERTS,
         # Read where a layer is dense; the releases have none.
         unused_fields=("intermediate_size",),
     ),
@@ -92,6 +102,7 @@ FAMILY_NOTES = (
         attention_layers="latent, no position",
         feed_forward="dense, experts",
         verified_by=_TRANSFORMERS,
+        layouts=f"feed-forward under mlp or block_sparse_moe; {_EXPERTS}",
         # No layer has heads of so many channels, or rotary position; experts are always chosen by groups. transformers
         # saves what it derives from other fields.
         unused_fields=(
@@ -114,6 +125,7 @@ FAMILY_NOTES = (
         attention_layers="grouped, normed",
         feed_forward="dense, experts",
         verified_by=_OWN_REFERENCE,
+        layouts=f"released names; prediction layers are left out; {_EXPERTS}",
     ),
     FamilyNotes(
         name="ring_2_5",
@@ -124,6 +136,7 @@ FAMILY_NOTES = (
         attention_layers="latent",
         feed_forward="dense, experts",
         verified_by=_OWN_REFERENCE,
+        layouts=f"released names; prediction layers are left out; {_EXPERTS}",
         # The sum of two other fields, and a limit of windows that no layer has.
         unused_fields=("qk_head_dim", "max_window_layers"),
     ),

@@ -1,5 +1,6 @@
 """Everything that `hypic models check` says of a checkpoint directory; no weight is read but the gates' few numbers."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class CheckpointReport:
     """One checkpoint, served in bf16.
 
     pattern: see `mixer_pattern`; weights: None where the directory holds none; decays: None without linear layers, and where
-    they depend on weights that are not there; capacity: None when no GPU was named.
+    they depend on weights that are not there; capacity: None when no GPU was named; remarks: what the family warns of.
     """
 
     directory: str
@@ -44,6 +45,7 @@ class CheckpointReport:
     feed_forwards: tuple[BlockGroup, ...]
     sizes: Sizes
     unknown_fields: tuple[str, ...]
+    remarks: tuple[str, ...]
     weights: WeightsReport | None
     decays: DecayReport | None
     capacity: Capacity | None
@@ -68,11 +70,13 @@ def inspect_checkpoint(
     """
     config = read_json(directory / "config.json")
     recorded = RecordedConfig(config)
-    family = find_family(directory, recorded)
-    spec = family.read_spec(recorded)
-    blocks = read_block_scales(recorded)
-    has_weights = any(directory.glob("*.safetensors"))
-    findings = _with_weights(directory, family, spec, blocks) if has_weights else _without_weights(family, spec)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        family = find_family(directory, recorded)
+        spec = family.read_spec(recorded)
+        blocks = read_block_scales(recorded)
+        has_weights = any(directory.glob("*.safetensors"))
+        findings = _with_weights(directory, family, spec, blocks) if has_weights else _without_weights(family, spec)
     sizes = measure_sizes(spec, findings.requests, _DTYPE.itemsize)
     return CheckpointReport(
         directory=str(directory),
@@ -86,6 +90,7 @@ def inspect_checkpoint(
         feed_forwards=feed_forward_groups(spec),
         sizes=sizes,
         unknown_fields=unknown_fields(config, recorded, unused_fields(spec.family)),
+        remarks=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
         weights=findings.weights,
         decays=findings.decays,
         capacity=None

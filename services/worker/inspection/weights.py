@@ -15,6 +15,7 @@ __all__ = ["ShapeFault", "WeightsReport", "compare_weights"]
 _IGNORED = re.compile(r"(model\.)?(visual|vision_tower|mtp)\.|.*\.rotary_emb\.inv_freq$")
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
 _FP8 = "F8_E4M3"
+_PLAIN = frozenset({"BF16", "F16", "F32", "F64"})
 _TIED_HEAD = "lm_head.weight"
 
 
@@ -31,21 +32,23 @@ class ShapeFault:
 class WeightsReport:
     """What stands in the files.
 
-    dtypes: tensors by dtype as safetensors spells it; missing: asked for and not there; unexpected: there, not asked for,
-    and not known to be left out; num_ignored: left out on purpose (vision tower, prediction heads, a tied head).
+    dtypes: tensors by dtype as safetensors spells it; missing: asked for and not there; unreadable: of a dtype that is not
+    read; unexpected: there, not asked for, and not known to be left out; num_ignored: left out on purpose (vision tower,
+    prediction heads, a tied head).
     """
 
     num_tensors: int
     dtypes: Mapping[str, int]
     missing: tuple[str, ...]
     wrong_shape: tuple[ShapeFault, ...]
+    unreadable: tuple[str, ...]
     unexpected: tuple[str, ...]
     num_ignored: int
 
     @property
     def is_servable(self) -> bool:
         """Whether a worker would find everything that it reads."""
-        return not self.missing and not self.wrong_shape
+        return not (self.missing or self.wrong_shape or self.unreadable)
 
 
 def compare_weights(
@@ -56,10 +59,11 @@ def compare_weights(
 ) -> WeightsReport:
     """Every difference by name; weights in fp8 ask for the scales of their blocks too."""
     wanted = {name: request.shape for name, request in requests.items()}
+    quantised: set[str] = set()
     if blocks is not None:
         matrices = [name for name, shape in wanted.items() if name in headers and len(shape) > 1]
-        quantised = [name for name in matrices if headers[name].dtype == _FP8]
-        wanted.update({name + SCALE_SUFFIX: blocks.shape(wanted[name]) for name in quantised})
+        quantised = {name for name in matrices if headers[name].dtype == _FP8}
+        wanted.update({name + SCALE_SUFFIX: blocks.shape(wanted[name]) for name in matrices if name in quantised})
     left_over = [name for name in headers if name not in wanted]
     unexpected = [name for name in left_over if not _is_ignored(name, num_layers)]
     faults = [
@@ -72,6 +76,11 @@ def compare_weights(
         dtypes=dict(Counter(header.dtype for header in headers.values()).most_common()),
         missing=tuple(name for name in wanted if name not in headers),
         wrong_shape=tuple(faults),
+        unreadable=tuple(
+            f"{name} ({headers[name].dtype})"
+            for name in wanted
+            if name in headers and name not in quantised and headers[name].dtype not in _PLAIN
+        ),
         unexpected=tuple(unexpected),
         num_ignored=len(left_over) - len(unexpected),
     )

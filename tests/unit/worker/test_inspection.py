@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,15 @@ def test_a_wrong_shape_is_named(directory: Path) -> None:
     assert not report.weights.is_servable
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_dtype_that_is_not_read_is_named(dtype: torch.dtype, directory: Path) -> None:
+    """The config announces no quantisation."""
+    report = edit_tensors(directory, lambda tensors: tensors.update({NORM: tensors[NORM].to(dtype)}))
+    assert report.weights is not None
+    assert [name.split()[0] for name in report.weights.unreadable] == [NORM]
+    assert not report.weights.is_servable
+
+
 @pytest.mark.parametrize(
     ("name", "is_known"),
     [
@@ -223,3 +233,5 @@ def test_the_table_of_families_is_right(checkpoints: CheckpointFactory, variant:
     (notes,) = [notes for notes in FAMILY_NOTES if notes.name == spec.family]
     assert json.loads((directory / "config.json").read_text())["model_type"] in notes.model_types
     assert {state.transition for state in spec.states} == ({notes.transition} - {None})
+    if notes.verified_by.startswith("transformers"):
+        assert version("transformers").startswith(notes.verified_by.split()[1])
