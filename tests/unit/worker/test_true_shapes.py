@@ -4,6 +4,7 @@ Parameters, keys and values of a token (bf16) and the recurrent states of a sequ
 shapes, made apart from this code; `published` are the counts that the models' cards and papers name.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,14 @@ def test_what_a_token_and_a_sequence_keep(name: str, report: CheckpointReport) -
 
 def test_every_field_of_a_released_config_is_known(report: CheckpointReport) -> None:
     assert report.unknown_fields == ()
+
+
+def test_what_a_family_warns_of_is_said(tmp_path: Path) -> None:
+    config = json.loads((CONFIGS / "Ring-mini-linear-2.0" / "config.json").read_text())
+    del config["hypic_slope_layer_offset"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (remark,) = inspect_checkpoint(tmp_path).remarks
+    assert "hypic_slope_layer_offset" in remark
 
 
 def test_every_config_is_known() -> None:
