@@ -96,7 +96,6 @@ def compare_answers(options: OracleOptions) -> list[Comparison]:
 
 
 def _compare_share(options: OracleOptions, worker: int) -> list[Comparison]:
-    torch.set_num_threads(1)
     # cuDNN computes fp32 convolutions in TF32 unless told otherwise.
     torch.backends.cudnn.allow_tf32 = False
     reader = PromptReader(options.checkpoint)

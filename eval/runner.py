@@ -82,17 +82,26 @@ def evaluate(options: RunOptions) -> list[Outcome]:
 def run_shares(workers: int, run_share: Callable[[int], list[Found]]) -> list[Found]:
     """What every worker's share gives, each in a process of its own where there are several, in any order."""
     if workers == 1:
-        return run_share(0)
+        return _run_alone(run_share, 0)
     # OpenMP threads of several workers would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        shares = [pool.submit(run_share, worker) for worker in range(workers)]
+        shares = [pool.submit(_run_alone, run_share, worker) for worker in range(workers)]
         return [found for share in as_completed(shares) for found in share.result()]
+
+
+def _run_alone(run_share: Callable[[int], list[Found]], worker: int) -> list[Found]:
+    """One share on one thread. Denormal numbers count as 0: strong decays leave many, and they slow matrix products down."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    try:
+        return run_share(worker)
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _run_share(options: RunOptions, start: float, worker: int) -> list[Outcome]:
     """One worker's packs of all stages."""
-    torch.set_num_threads(1)
     reader = PromptReader(options.checkpoint)
     rig = Rig(options.checkpoint, options.device, options.arena_tokens, options.limits.slots)
     primes = {
