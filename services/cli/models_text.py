@@ -61,7 +61,8 @@ def _shapes(report: CheckpointReport) -> Iterator[str]:
 
 
 def _block(group: BlockGroup) -> tuple[str, ...]:
-    return f"  {group.num_layers} ×", group.kind, ", ".join(f"{name} {value}" for name, value in group.shape.items())
+    numbers = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in group.shape.items()}
+    return f"  {group.num_layers} ×", group.kind, ", ".join(f"{name} {value}" for name, value in numbers.items())
 
 
 def _sizes(sizes: Sizes) -> list[str]:
