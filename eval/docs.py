@@ -68,7 +68,7 @@ def _decisive(stored: _Stored) -> list[str]:
         "setting", "live", "points lost, standard", "n", "live", "points lost, documents of ≥ 400 tokens", "n"
     )
     figures = stored.figures
-    for own in settings_of(Preset.CONFIRM):
+    for own in dict.fromkeys((*settings_of(Preset.CONFIRM), *settings_of(Preset.REFRESH))):
         if not figures.questions(own.name, _STANDARD):
             continue
         cells = [own.name]
