@@ -42,7 +42,7 @@ def families(context: typer.Context, as_json: Annotated[bool, _JSON] = False) ->
 def check(
     directory: Annotated[Path, typer.Argument(help="Directory with config.json, and with weights or without.")],
     gpu: Annotated[Gpu | None, typer.Option(help="Say what fits beside the weights on this GPU.")] = None,
-    gpu_bytes: Annotated[int | None, typer.Option(min=1, help="The same for a GPU with so much memory.")] = None,
+    gpu_bytes: Annotated[int | None, typer.Option(min=1, help="The same for another GPU, by its memory.")] = None,
     body_tokens: Annotated[
         int, typer.Option(min=1, help="Length of a segment's body where states are counted.")
     ] = 2048,
@@ -61,6 +61,8 @@ def check(
     from services.worker.inspection.measured import measure_decays
     from services.worker.inspection.report import inspect_checkpoint
 
+    if gpu is not None and gpu_bytes is not None:
+        raise typer.BadParameter("give --gpu or --gpu-bytes, not both")
     try:
         memory = gpu_bytes if gpu is None else GPU_BYTES[gpu]
         report = inspect_checkpoint(directory, memory, CapacityAssumptions(body_tokens=body_tokens))

@@ -86,3 +86,9 @@ def test_a_text_that_is_too_short_is_said_so(tmp_path: Path) -> None:
     result = run("check", DEMO, "--text", tmp_path / "short.txt")
     assert result.exit_code == 2
     assert "longer text" in result.stderr
+
+
+def test_one_gpu_is_named(directory: Path) -> None:
+    result = run("check", directory, "--gpu", "h200", "--gpu-bytes", 1 << 30)
+    assert result.exit_code == 2
+    assert "not both" in result.stderr

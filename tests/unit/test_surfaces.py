@@ -17,6 +17,7 @@ SURFACES = {
     ],
     "services.worker.bootstrap": ["main"],
     "services.worker.serving": ["serve"],
+    "services.worker.inspection.report": ["CheckpointReport", "inspect_checkpoint"],
     "services.worker.engine.loop": ["Engine"],
     "services.worker.engine.requests": [
         "CaptureEvent", "CaptureJob", "CaptureSegment", "EngineError", "EngineFullError", "FailedEvent", "FinishReason",
