@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from services.worker.mixers.batch import Mixer
 from services.worker.mixers.linear import LinearMixer
-from services.worker.models.spec import ModelSpec
+from services.worker.models.spec import ModelSpec, ResidualFactors
 from services.worker.ops.norm import rms_norm
 
-__all__ = ["FeedForward", "Layer", "Mix", "Model", "PreNormLayer", "SwiGlu"]
+__all__ = ["FeedForward", "Layer", "Mix", "Model", "PostNormLayer", "PreNormLayer", "SwiGlu"]
 
 Mix = Callable[[Mixer, torch.Tensor], torch.Tensor]
 
@@ -65,6 +65,30 @@ class PreNormLayer:
         """See `Layer`."""
         hidden = hidden + mix(self.mixer, rms_norm(hidden, self.mixer_norm, self.eps))
         return hidden + self.feed_forward(rms_norm(hidden, self.feed_forward_norm, self.eps))
+
+
+@dataclass(frozen=True, slots=True)
+class PostNormLayer:
+    """`h = norm x`, `x = α h + β mixer(h)`, then `h = norm x`, `x = α h + β feed_forward(h)`.
+
+    The residual is taken behind the norm: post-norm with scaled residuals (DeepNorm, arXiv 2203.00555), whose norms stand
+    at the head of the next block.
+    """
+
+    mixer_norm: torch.Tensor
+    mixer: Mixer
+    feed_forward_norm: torch.Tensor
+    feed_forward: FeedForward
+    factors: ResidualFactors
+    eps: float
+
+    def run(self, hidden: torch.Tensor, mix: Mix) -> torch.Tensor:
+        """See `Layer`."""
+        factors = self.factors
+        normed = rms_norm(hidden, self.mixer_norm, self.eps)
+        hidden = factors.mixer_input * normed + factors.mixer_output * mix(self.mixer, normed)
+        normed = rms_norm(hidden, self.feed_forward_norm, self.eps)
+        return factors.feed_forward_input * normed + factors.feed_forward_output * self.feed_forward(normed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from services.worker.mixers.shapes import MixerShape, PageShape, StateShape
 
-__all__ = ["DenseShape", "FeedForwardShape", "LayerSpec", "ModelSpec"]
+__all__ = ["DenseShape", "FeedForwardShape", "LayerSpec", "ModelSpec", "ResidualFactors"]
 
 
 class FeedForwardShape(Protocol):
@@ -37,11 +37,22 @@ class DenseShape:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidualFactors:
+    """How much of a block's input and output its residual takes, at the token mixer and at the feed-forward block."""
+
+    mixer_input: float
+    mixer_output: float
+    feed_forward_input: float
+    feed_forward_output: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One decoder layer."""
+    """One decoder layer; residual is None where input and output are added as they are."""
 
     mixer: MixerShape
     feed_forward: FeedForwardShape
+    residual: ResidualFactors | None = None
 
 
 @dataclass(frozen=True, slots=True)
