@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.exactness.reference_model import ReferenceFamily
-from tests.families import kimi_linear, llama, qwen3_5, qwen3_next, ring
+from tests.families import kimi_linear, llama, minimax, qwen3_5, qwen3_next, ring
 from tests.families.variant import Variant
 
 __all__ = ["VARIANTS", "CheckpointFactory", "Variant", "reference_logits"]
@@ -17,6 +17,7 @@ VARIANTS: tuple[Variant, ...] = (
     *qwen3_next.VARIANTS,
     *llama.VARIANTS,
     *kimi_linear.VARIANTS,
+    *minimax.VARIANTS,
     *ring.VARIANTS,
 )
 

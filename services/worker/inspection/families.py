@@ -117,6 +117,18 @@ FAMILY_NOTES = (
         ),
     ),
     FamilyNotes(
+        name="minimax",
+        models="MiniMax-M1, MiniMax-Text-01",
+        model_types=("minimax", "minimax_m1", "MiniMaxM1", "minimax_text_01", "MiniMaxText01"),
+        linear_layers="lightning",
+        transition=TransitionKind.SCALAR,
+        attention_layers="grouped",
+        feed_forward="experts",
+        verified_by=_TRANSFORMERS,
+        # Public code's blocks of tokens, and a mode of shared experts, of which there are none.
+        unused_fields=("block_size", "shared_moe_mode"),
+    ),
+    FamilyNotes(
         name="ring_linear",
         models="Ring-linear-2.0, Ling-linear-2.0",
         model_types=("bailing_moe_linear",),

@@ -12,7 +12,10 @@ from services.worker.models.quantisation import SCALE_SUFFIX, BlockScales
 __all__ = ["ShapeFault", "WeightsReport", "compare_weights"]
 
 # Vision towers, prediction heads of several tokens, and what older releases stored although it follows from the config.
-_IGNORED = re.compile(r"(model\.)?(visual|vision_tower|mtp)\.|.*\.rotary_emb\.inv_freq$")
+_IGNORED = re.compile(
+    r"(model\.)?(visual|vision_tower|mtp)\.|.*\.rotary_emb\.inv_freq$"
+    r"|.*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)$"
+)
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.")
 _FP8 = "F8_E4M3"
 _PLAIN = frozenset({"BF16", "F16", "F32", "F64"})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.mixers.state import DeviceMemory
-from services.worker.models import kimi_linear, llama, qwen3_5, qwen3_next, ring
+from services.worker.models import kimi_linear, llama, minimax, qwen3_5, qwen3_next, ring
 from services.worker.models.checkpoint import Checkpoint, CheckpointDirectory, read_json
 from services.worker.models.decoder import Model
 from services.worker.models.errors import CheckpointError
@@ -30,6 +30,7 @@ FAMILIES = (
     Family(qwen3_next.MODEL_TYPES, qwen3_next.read_spec, qwen3_next.load_model),
     Family(llama.MODEL_TYPES, llama.read_spec, llama.load_model),
     Family(kimi_linear.MODEL_TYPES, kimi_linear.read_spec, kimi_linear.load_model),
+    Family(minimax.MODEL_TYPES, minimax.read_spec, minimax.load_model),
     Family(ring.MODEL_TYPES, ring.read_spec, ring.load_model),
 )
 

@@ -22,6 +22,7 @@ NAMES = (
     "llama-scaled",
     "qwen3-dense",
     "kimi_linear-standard",
+    "minimax-standard",
     "ring-linear-group",
     "ring-2.5-low-rank",
 )

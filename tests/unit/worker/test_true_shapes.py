@@ -41,6 +41,7 @@ KNOWN = {
     "Qwen3.5-122B-A10B": Known(122.1, 24, 144, published=122, published_active=10, vocabulary=2),
     "Qwen3-Next-80B-A3B": Known(79.67, 24, 72, published=80, published_active=3, vocabulary=0),
     "Kimi-Linear-48B-A3B": Known(49.12, 7.875, 40, published=48, published_active=3),
+    "MiniMax-M1-80k": Known(456.1, 40, 280, published=456, published_active=45.9),
     "Ring-mini-linear-2.0": Known(16.4, 8, 16, published=16.4, published_active=1.6, vocabulary=2),
     "Ring-flash-linear-2.0": Known(104.2, 8, 56, published=104.2, published_active=7.4, vocabulary=2),
     "Ring-2.5-1T": Known(1012.2, 11.25, 280, published=1000, published_active=63),
