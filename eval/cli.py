@@ -97,6 +97,26 @@ def oracle(
 
 
 @app.command()
+def passages(
+    questions: Annotated[Path, typer.Option(help="JSON file: a list of question, answers, ctxs with a text each.")],
+    checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = Path("models/smollm2"),
+    count: Annotated[int, typer.Option(help="At most so many of the questions whose answer stands in a passage.")] = 40,
+    seconds: Annotated[float, typer.Option(help="No question begins after this time.")] = 600.0,
+    document_tokens: Annotated[int, typer.Option(help="Longest passage; longer ones are cut at a sentence.")] = 160,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="Where the rows go.")] = _RESULTS / "smollm2.json",
+) -> None:
+    """Compose documents of a question file under any checkpoint, against a full recompute."""
+    from eval.passages import PassageOptions, run_passages, write_passages
+
+    options = PassageOptions(checkpoint, questions, count, seconds, document_tokens, device)
+    # The file is the caller's own: its name is told, not where it lies.
+    told = {questions: questions.name, out: out.name}
+    words = [told.get(Path(word), word) for word in sys.argv[1:]]
+    write_passages(out, options, shlex.join(["python", "-m", "eval", *words]), run_passages(options))
+
+
+@app.command()
 def report(
     records: Annotated[list[Path], typer.Argument(help="Files that `run` wrote, of one checkpoint.")],
     checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = Path("models/demo"),

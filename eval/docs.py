@@ -11,12 +11,14 @@ from typing import Any
 
 from bench.results import ResultFile, read_results
 from eval.comparison import ALL_TYPES, differences_path
+from eval.passage_table import passage_table
 from eval.presets import Preset, settings_of
 from eval.settings import Mode
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "quality.md"
 RESULTS = ROOT / "eval" / "results" / "demo.json"
+PASSAGES = ROOT / "eval" / "results" / "smollm2.json"
 FAILURES = ROOT / "eval" / "results" / "demo_failures.json"
 ORACLE = ROOT / "eval" / "results" / "oracle.json"
 _BLOCK = re.compile(r"(<!-- quality: (?P<table>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -50,12 +52,16 @@ class _Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What the tables are made from. oracle: of the comparison with `transformers`, and the questions that differ there."""
+    """What the tables are made from. oracle: of the comparison with `transformers`, and the questions that differ there.
+
+    passages: of questions over passages, with the weights of another model.
+    """
 
     figures: _Figures
     failures: Mapping[str, Any]
     oracle: ResultFile
     differences: Sequence[Mapping[str, Any]]
+    passages: ResultFile
 
 
 def _head(*columns: str) -> list[str]:
@@ -167,6 +173,7 @@ _TABLES: Mapping[str, Callable[[_Stored], list[str]]] = {
     "by_group": _by_group,
     "flip_rates": _flip_rates,
     "oracle": _oracle,
+    "passages": lambda stored: passage_table(stored.passages),
 }
 
 
@@ -177,6 +184,7 @@ def render_page(page: str) -> str:
         failures=json.loads(FAILURES.read_text()),
         oracle=read_results(ORACLE),
         differences=json.loads(differences_path(ORACLE).read_text()),
+        passages=read_results(PASSAGES),
     )
 
     def fill(block: re.Match[str]) -> str:
