@@ -202,10 +202,13 @@ def _compose(
     for tail in (0, *plan.tail_tokens):
         ends = [body_end(len(segment.token_ids), tail) for segment in running]
         counts = [own.marks.index(end) if end in own.marks else 0 for own, end in zip(running, ends, strict=True)]
-        found: dict[tuple[int, int], list[LinearPlane]] = {}
+        # Without linear layers a body has no planes, and is keys and values alone.
+        found: dict[tuple[int, int], list[LinearPlane]] = {
+            (row, order): [] for row, count in enumerate(counts) for order in range(count)
+        }
         for layer in range(len(intervals[0].transitions)):
             for row, order, plane in _suffixes(intervals, counts, layer):
-                found.setdefault((row, order), []).append(plane)
+                found[row, order].append(plane)
         for (row, order), layers in found.items():
             planes[row][running[row].marks[order], ends[row]] = tuple(layers)
     return planes

@@ -16,11 +16,11 @@ from eval.batch import PromptBatch
 from eval.comparison import Comparison, Difference
 from eval.layout import lay_out
 from eval.pack import NumberedPrompt
-from eval.prompts import PromptReader
+from eval.prompts import ANSWER_LIMIT, PromptReader
 from eval.question_sets import QuestionSet
 from eval.rig import Rig
 from eval.runner import read_share, run_shares
-from eval.scoring import ANSWER_LIMIT, Reference, find_references
+from eval.scoring import Reference, find_references
 from eval.settings import Mode, Setting
 
 __all__ = ["Oracle", "OracleOptions", "compare", "compare_answers"]

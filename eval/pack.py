@@ -9,10 +9,10 @@ from eval.attention import question_attention
 from eval.batch import PromptBatch
 from eval.capture import CapturedSegment, CapturePlan, PrimeState, capture_segments
 from eval.layout import Layout, Refreshed, lay_out
-from eval.prompts import EvalPrompt, PromptReader
+from eval.prompts import AnswerReader, EvalPrompt
 from eval.refresh import TokenScores, choose_blocks
 from eval.rig import Rig
-from eval.scoring import ANSWER_LIMIT, Outcome, Reference, Scores, find_references, score_batch
+from eval.scoring import Outcome, Reference, Scores, find_references, score_batch
 from eval.settings import Mode, Prime, Selection, Setting
 from services.worker.mixers.batch import CombineBatch, Mixer
 from services.worker.mixers.paged_attention import PagedAttention
@@ -63,7 +63,7 @@ class PackRunner:
     def __init__(
         self,
         rig: Rig,
-        reader: PromptReader,
+        reader: AnswerReader,
         settings: Sequence[Setting],
         fixed_primes: Mapping[Prime, tuple[int, ...]],
         limits: BatchLimits,
@@ -225,7 +225,7 @@ class PackRunner:
         if setting.refresh is not None:
             orders = [pack.scores[job.row, key] for key in _scores_keys(setting)]
             refreshed = choose_blocks(own.prompt, setting, segments, orders, seed=own.number)
-        return lay_out(self._rig, own.prompt, setting, segments, refreshed, ANSWER_LIMIT)
+        return lay_out(self._rig, own.prompt, setting, segments, refreshed, self._reader.answer_limit)
 
 
 def _scores_keys(setting: Setting) -> tuple[str, ...]:

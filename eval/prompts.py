@@ -1,16 +1,20 @@
 """Questions as token ids: what the runs of an evaluation work with."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
 from train.data import Document, Evidence, PromptEncoder, Question
 from train.data.prompts import document_text
 
-__all__ = ["EvalPrompt", "EvidenceTokens", "PromptReader", "normalise", "token_f1"]
+__all__ = ["ANSWER_LIMIT", "AnswerReader", "EvalPrompt", "EvidenceTokens", "PromptReader", "normalise", "token_f1"]
+
+# In tokens, the end included; the demo model's answers are shorter.
+ANSWER_LIMIT = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,24 @@ class EvalPrompt:
         return normalise(text) in {normalise(own) for own in self.acceptable}
 
 
+class AnswerReader(Protocol):
+    """What scoring needs to know of answers."""
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a reply."""
+        ...
+
+    @property
+    def answer_limit(self) -> int:
+        """Longest answer in tokens, its end included."""
+        ...
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Text of answer ids."""
+        ...
+
+
 class PromptReader:
     """Turns questions into ids by the demo model's prompt contract, and ids back into text."""
 
@@ -62,6 +84,11 @@ class PromptReader:
     def end_id(self) -> int:
         """The token that ends a reply."""
         return int(self.encoder.message_end)
+
+    @property
+    def answer_limit(self) -> int:
+        """See `AnswerReader`."""
+        return ANSWER_LIMIT
 
     def read(self, questions: Iterable[Question]) -> Iterator[EvalPrompt]:
         """Every question as ids."""
@@ -76,9 +103,9 @@ class PromptReader:
         """Ids of one document with its markers."""
         return tuple(self.encoder.document(self.encoder.client([document_text(Document(title, text))])[0]))
 
-    def text(self, token_ids: Iterable[int]) -> str:
+    def text(self, token_ids: Sequence[int]) -> str:
         """Text of answer ids."""
-        return self.encoder.decode(list(token_ids))
+        return self.encoder.decode(token_ids)
 
     def _read(self, question: Question) -> EvalPrompt:
         prompt = self.encoder.prompt(question.system, question.documents, question.question)

@@ -52,6 +52,7 @@ def write_record(path: Path, record: RunRecord) -> None:
             int(own.scores.agrees),
             round(own.scores.divergence, 6),
             own.scores.answer,
+            round(own.scores.first_divergence, 6),
         ]
         for own in record.outcomes
     ]
@@ -76,7 +77,9 @@ def read_record(path: Path) -> RunRecord:
         content = json.load(file)
     settings = content["settings"]
     outcomes = tuple(
-        Outcome(row[0], settings[row[1]], Scores(row[8], bool(row[4]), row[5], bool(row[6]), row[7]), row[2], row[3])
+        Outcome(
+            row[0], settings[row[1]], Scores(row[8], bool(row[4]), row[5], bool(row[6]), row[7], row[9]), row[2], row[3]
+        )
         for row in content["outcomes"]
     )
     sets = tuple(QuestionSet(SetKind(own["kind"]), own["count"], own["seed"]) for own in content["sets"])

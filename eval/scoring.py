@@ -6,12 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from eval.batch import PromptBatch
-from eval.prompts import EvalPrompt, PromptReader, token_f1
+from eval.prompts import AnswerReader, EvalPrompt, token_f1
 
-__all__ = ["ANSWER_LIMIT", "Outcome", "Reference", "Scores", "find_references", "score_batch"]
-
-# Longest answer in tokens, its end included; the demo model's answers are shorter.
-ANSWER_LIMIT = 40
+__all__ = ["Outcome", "Reference", "Scores", "find_references", "score_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +21,17 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One answer. divergence: KL from the reference's distribution, the mean over its answer tokens, in nats."""
+    """One answer. divergence: KL from the reference's distribution, the mean over its answer tokens, in nats.
+
+    first_divergence: that of the first answer token alone.
+    """
 
     answer: str
     exact: bool
     f1: float
     agrees: bool
     divergence: float
+    first_divergence: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Outcome:
 
 
 def find_references(
-    reader: PromptReader, prompts: Sequence[EvalPrompt], batch: PromptBatch, first_logits: torch.Tensor
+    reader: AnswerReader, prompts: Sequence[EvalPrompt], batch: PromptBatch, first_logits: torch.Tensor
 ) -> list[Reference]:
     """Greedy answers of a batch that recomputes: the expected one where greedy decoding gives it, else decoded."""
     batch.save()
@@ -61,7 +62,7 @@ def find_references(
 
 
 def score_batch(
-    reader: PromptReader,
+    reader: AnswerReader,
     prompts: Sequence[EvalPrompt],
     references: Sequence[Reference],
     batch: PromptBatch,
@@ -71,9 +72,8 @@ def score_batch(
     batch.save()
     logits = torch.cat(_along(batch, first_logits, [reference.answer for reference in references]))
     expected = torch.cat([reference.log_probs for reference in references])
-    rows = (expected.exp() * (expected - logits.log_softmax(-1))).sum(-1)
     lengths = [len(reference.answer) for reference in references]
-    divergences = [float(own.mean()) for own in rows.cpu().split(lengths)]
+    divergences = (expected.exp() * (expected - logits.log_softmax(-1))).sum(-1).cpu().split(lengths)
     chosen = logits.argmax(-1).cpu().split(lengths)
     answers = [tuple(own.tolist()) for own in chosen]
     differing = [index for index, own in enumerate(answers) if own != references[index].answer]
@@ -81,8 +81,8 @@ def score_batch(
         for index, answer in zip(differing, _decode(reader, batch, differing, first_logits), strict=True):
             answers[index] = answer
     return [
-        _judge(reader, prompt, answer, reference, divergence)
-        for prompt, answer, reference, divergence in zip(prompts, answers, references, divergences, strict=True)
+        _judge(reader, prompt, answer, reference, own)
+        for prompt, answer, reference, own in zip(prompts, answers, references, divergences, strict=True)
     ]
 
 
@@ -92,15 +92,15 @@ def _along(batch: PromptBatch, first_logits: torch.Tensor, answers: Sequence[Seq
 
 
 def _decode(
-    reader: PromptReader, batch: PromptBatch, indices: Sequence[int], first_logits: torch.Tensor
+    reader: AnswerReader, batch: PromptBatch, indices: Sequence[int], first_logits: torch.Tensor
 ) -> list[tuple[int, ...]]:
     batch.restore()
     first_tokens = first_logits.argmax(-1).tolist()
-    return batch.greedy(indices, [first_tokens[index] for index in indices], reader.end_id, ANSWER_LIMIT)
+    return batch.greedy(indices, [first_tokens[index] for index in indices], reader.end_id, reader.answer_limit)
 
 
 def _judge(
-    reader: PromptReader, prompt: EvalPrompt, answer: tuple[int, ...], reference: Reference, divergence: float
+    reader: AnswerReader, prompt: EvalPrompt, answer: tuple[int, ...], reference: Reference, divergences: torch.Tensor
 ) -> Scores:
     text = reader.text(answer)
     return Scores(
@@ -108,5 +108,6 @@ def _judge(
         exact=prompt.accepts(text),
         f1=token_f1(text, prompt.acceptable),
         agrees=answer == reference.answer,
-        divergence=divergence,
+        divergence=float(divergences.mean()),
+        first_divergence=float(divergences[0]),
     )

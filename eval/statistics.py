@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from eval.scoring import Outcome
 from eval.settings import Mode
 
-__all__ = ["Interval", "Summary", "paired_loss", "summarise"]
+__all__ = ["Interval", "Summary", "mean_interval", "paired_loss", "summarise"]
 
 _RESAMPLES = 2000
 _Numbers = NDArray[np.float64]
@@ -77,8 +77,12 @@ def _summary(setting: str, group: str, found: Sequence[Outcome], expected: Seque
 
 def paired_loss(expected: _Numbers, found: _Numbers, seed: int) -> Interval:
     """Points lost, with the percentile interval of a bootstrap over questions."""
-    losses = 100.0 * (expected - found)
-    draws = np.random.default_rng(seed).multinomial(len(losses), np.full(len(losses), 1 / len(losses)), _RESAMPLES)
-    means = draws @ losses / len(losses)
+    return mean_interval(100.0 * (expected - found), seed)
+
+
+def mean_interval(values: _Numbers, seed: int) -> Interval:
+    """The mean over questions, with the percentile interval of a bootstrap over them."""
+    draws = np.random.default_rng(seed).multinomial(len(values), np.full(len(values), 1 / len(values)), _RESAMPLES)
+    means = draws @ values / len(values)
     low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(float(losses.mean()), float(low), float(high))
+    return Interval(float(values.mean()), float(low), float(high))

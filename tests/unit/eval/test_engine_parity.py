@@ -20,6 +20,7 @@ from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import SegmentState
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.registry import load_checkpoint
+from tests.families import llama
 from tests.models import VARIANTS, CheckpointFactory
 
 Result = TypeVar("Result")
@@ -128,6 +129,20 @@ def test_off_equals_the_engines_full_recompute_alone_and_in_a_batch(
     batched = _logits(rig, [Setting(Mode.COMPOSE, Prime.START, WINDOW), Setting(Mode.OFF)], segments)[1]
     assert _error(alone, expected) < TOLERANCE
     assert _error(batched, expected) < TOLERANCE
+
+
+def test_a_model_without_linear_layers(checkpoints: CheckpointFactory) -> None:
+    """Bodies are keys and values alone; live, composed and recomputed prompts are the engine's."""
+    checkpoint = checkpoints.directory(llama.VARIANTS[0])
+    rig = Rig(checkpoint, "cpu", 20_000, 64)
+    with torch.inference_mode():
+        primes = [_primed(rig)] * len(LENGTHS)
+        segments = capture_segments(rig, PROMPT.documents, primes, CapturePlan((SeamWindow(SEAM),)))
+    settings = [Setting(Mode.COMPOSE, Prime.START, SeamWindow(SEAM)), Setting(Mode.OFF)]
+    composed, recomputed = _logits(rig, settings, segments)
+    assert _error(composed, _engine_logits(checkpoint, SeamWindow(SEAM), compose=True)) < TOLERANCE
+    assert _error(recomputed, _engine_logits(checkpoint, SeamWindow(SEAM), compose=False)) < TOLERANCE
+    assert _error(composed, recomputed) > 10 * TOLERANCE
 
 
 def test_ablations_all_differ(rig: Rig, segments: list[CapturedSegment]) -> None:
