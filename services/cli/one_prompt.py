@@ -12,8 +12,10 @@ from services.router.adapters.clients import Description
 from services.router.adapters.worker_watch import build_model
 from services.router.domain.parts import PartKind, Prompt
 from services.router.domain.request import ChatPrompt, Document, Message, Role, Text
+from services.router.served_model import ServedModel
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.messages import describe
+from services.worker.adapters.served_model import ServedModel as WorkerModel
 from services.worker.adapters.served_model import read_served_model
 from services.worker.engine.loop import Engine
 from services.worker.engine.requests import (
@@ -32,7 +34,7 @@ from services.worker.engine.requests import (
 from services.worker.engine.sampling import SamplingOptions
 from services.worker.settings import WorkerSettings
 
-__all__ = ["Answer", "OnePrompt", "PromptText", "read_documents"]
+__all__ = ["Answer", "OnePrompt", "PromptText", "describe_model", "read_documents"]
 
 _MEMO_BYTES = 1 << 20
 
@@ -63,6 +65,16 @@ class Answer:
     first_token_seconds: float
 
 
+def describe_model(settings: WorkerSettings, served: WorkerModel) -> ServedModel:
+    """What the router would build from a worker's description.
+
+    Raises:
+        ModelRefusedError: the template or tokenizer fails the start-up check.
+    """
+    info, tokenizer = _split(describe(served, settings.worker_id, settings.min_body))
+    return build_model(Description(info, tokenizer), _MEMO_BYTES)
+
+
 class OnePrompt:
     """A model loaded into this process.
 
@@ -73,8 +85,7 @@ class OnePrompt:
     def __init__(self, settings: WorkerSettings) -> None:
         served = read_served_model(settings)
         self._engine = build_engine(settings, served)
-        info, tokenizer = _split(describe(served, settings.worker_id, settings.min_body))
-        self._model = build_model(Description(info, tokenizer), _MEMO_BYTES)
+        self._model = describe_model(settings, served)
 
     def ask(self, text: PromptText, max_tokens: int, compose: bool) -> Answer:
         """Capture what is not held yet, combine, decode greedily.

@@ -12,14 +12,10 @@ from typing import Any, Self
 
 import httpx2
 import torch
-from hypic.v1 import worker_pb2
 from tokenizers import Tokenizer
 
-from services.cli.one_prompt import PromptText
+from services.cli.one_prompt import PromptText, describe_model
 from services.cli.ports import free_port, grpc_ready
-from services.router.adapters.clients import Description
-from services.router.adapters.worker_watch import build_model
-from services.worker.adapters.messages import describe
 from services.worker.adapters.served_model import read_served_model
 from services.worker.settings import WorkerSettings
 from tests.e2e.stack.served import wait_until
@@ -33,7 +29,6 @@ prime = "<|im_start|>user\\n"
 document_open = "<|document_start|>"
 document_close = "<|document_end|>"
 """
-_MEMO_BYTES = 1 << 20
 
 
 class ChangingStack:
@@ -126,14 +121,9 @@ def _widen(model: Any, tokenizer: Tokenizer) -> None:  # noqa: ANN401 # transfor
 def public_reply(model: Any, checkpoint: Path, text: PromptText, num_tokens: int) -> str:  # noqa: ANN401 # transformers ships no types
     """What the public implementation continues greedily with, the whole prompt anew for every token."""
     settings = WorkerSettings.from_environment(checkpoint=checkpoint)
-    messages = describe(read_served_model(settings), settings.worker_id, settings.min_body)
-    served = build_model(_description(list(messages)), _MEMO_BYTES)
+    served = describe_model(settings, read_served_model(settings))
     token_ids = [token for part in served.assembler.assemble(text.conversation()).parts for token in part.token_ids]
     prompt_tokens = len(token_ids)
     for _ in range(num_tokens):
         token_ids.append(int(reference_logits(model, tuple(token_ids))[-1].argmax()))
     return served.new_detokenizer().push(token_ids[prompt_tokens:])
-
-
-def _description(messages: list[worker_pb2.DescribeResponse]) -> Description:
-    return Description(messages[0].info, b"".join(message.tokenizer_chunk for message in messages[1:]))
