@@ -182,6 +182,7 @@ _LATENT_FULL_QUERIES = {
     "num_hidden_layers": 3,
     "layer_group_size": 2,
     "first_k_dense_replace": 0,
+    "num_experts_per_tok": 1,
     "q_lora_rank": None,
     "v_head_dim": 20,
     "hypic_slope_layer_offset": 0,

@@ -208,7 +208,7 @@ class _Gate(nn.Module):
         groups.sort(key=lambda group: sum(sorted((biased[each] for each in group), reverse=True)[:2]), reverse=True)
         candidates = [expert for group in groups[: config.topk_group] for expert in group]
         chosen = sorted(candidates, key=lambda expert: biased[expert], reverse=True)[: config.num_experts_per_tok]
-        total = scores[chosen].sum()
+        total = scores[chosen].sum() if len(chosen) > 1 else 1.0
         return {expert: scores[expert] / total * config.routed_scaling_factor for expert in chosen}
 
 

@@ -6,12 +6,15 @@ the others have experts. Prediction layers behind the last are ignored.
 
 Sources: arXiv 2510.19338; the publisher's modelling file, github.com/inclusionAI/Ring-V2.5 (`models/`). From that file:
 what layers are left over, that the number of groups of the output norm is `group_norm_size`, that latents are normed with
-an epsilon of 1e-6, that latent attention turns interleaved pairs and lightning attention half-split ones. Ling-3.0 shares
-the model type of Ring-2.5, but its linear layers are Kimi delta attention; it is refused.
+an epsilon of 1e-6, that latent attention turns interleaved pairs and lightning attention half-split ones, and that the
+weight of a single chosen expert is its score.
+
+Refused: Ling-3.0, which shares the model type of Ring-2.5 but has linear layers of Kimi delta attention; rotary scalings,
+biases, heads without norms, activated queries and keys, fewer linear keys than queries, routers other than sigmoid ones.
 
 Open: the decay of a layer. The publisher's modelling file has the factor `1 − (l − 1) / (L − 1)`, with layers counted
-from 0; what trains (github.com/inclusionAI/AReaL) and serves it (SGLang, which the publisher's page has one use, and vLLM)
-has `1 − l / (L − 1)`, which is the file's formula with layers counted from 1, as Megatron does. The second is taken;
+from 0; what trains it (github.com/inclusionAI/AReaL) and serves it (SGLang, which the publisher's page has one use, and
+vLLM) has `1 − l / (L − 1)`, which is the file's formula with layers counted from 1, as Megatron does. The second is taken;
 `hypic_slope_layer_offset` in config.json, 0 or 1, chooses, and where it is missing a warning says so.
 """
 
@@ -107,7 +110,10 @@ def _head_dim(fields: ConfigFields) -> int:
 
 
 def _rotary_dim(fields: ConfigFields) -> int:
-    return int(_head_dim(fields) * fields.number("partial_rotary_factor", 1.0))
+    rotary_dim = int(_head_dim(fields) * fields.number("partial_rotary_factor", 1.0))
+    if rotary_dim % 2 or not 0 < rotary_dim <= _head_dim(fields):
+        raise fields.error("partial_rotary_factor", f"must turn an even number of channels, not {rotary_dim}")
+    return rotary_dim
 
 
 def _lightning(fields: ConfigFields, slopes: tuple[float, ...], eps: float) -> LightningShape:
@@ -155,14 +161,15 @@ def _experts(fields: ConfigFields) -> FeedForwardShape:
     fields.choice("topk_method", ["noaux_tc"], "noaux_tc")
     fields.choice("router_dtype", ["fp32"], "fp32")
     size, shared = fields.integer("moe_intermediate_size"), fields.count("num_shared_experts")
+    top_k = fields.integer("num_experts_per_tok")
     shared_size = shared * fields.integer("moe_shared_expert_intermediate_size", size)
     return ExpertsShape(
         size=size,
         routing=Routing(
             num_experts=fields.integer("num_experts"),
-            top_k=fields.integer("num_experts_per_tok"),
+            top_k=top_k,
             scoring=Scoring.SIGMOID,
-            renormalised=True,
+            renormalised=top_k > 1,
             corrected=fields.flag("moe_router_enable_expert_bias", True),
             num_groups=fields.integer("n_group", 1),
             top_groups=fields.integer("topk_group", 1),

@@ -183,6 +183,8 @@ def test_prediction_layers_are_ignored(directory: Path, checkpoints: CheckpointF
         ({"linear_silu": True}, "linear_silu"),
         ({"linear_rope": False}, "linear_rope"),
         ({"norm_head": True}, "norm_head"),
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling"),
         ({"num_kv_heads_for_linear_attn": 2}, "num_kv_heads_for_linear_attn"),
