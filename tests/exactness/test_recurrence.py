@@ -1,6 +1,6 @@
 """The recurrence alone, every form of the op, against token-by-token fp64: splits, orders, repetition, short runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 from types import ModuleType
@@ -138,6 +138,37 @@ def test_a_long_run_stays_finite(form: ModuleType, rule: Rule, device: torch.dev
     result = form.scan(_inputs(harsh, device), (0, 130), _state(1).float()[None].to(device), _eye(rule, device))
     _near(result.states[0], run_tokens(harsh, _state(1)).state)
     assert bool(result.outputs.isfinite().all())
+
+
+@pytest.mark.parametrize("kept", [1e-9, 1e-87, 1e-300], ids=["little", "hardly", "nothing"])
+def test_slow_gates_behind_one_that_forgets(kept: float, form: ModuleType, rule: Rule, device: torch.device) -> None:
+    """Sums of log-gates from a chunk's start lose the slow ones in fp32; the control leaves the slow ones out."""
+    tokens, start = _draw(130, 14, rule), _state(7)
+    forgets = torch.rand(tokens.decay.shape, generator=torch.Generator().manual_seed(15)) < 0.08
+    mixed = replace(tokens, decay=torch.where(forgets, kept, tokens.decay))
+    result = form.scan(_inputs(mixed, device), (0, 130), start.float()[None].to(device), None)
+    ran = run_tokens(mixed, start)
+    _near(result.outputs, ran.outputs)
+    _near(result.states[0], ran.state)
+    lasting = replace(tokens, decay=torch.where(forgets, kept, torch.ones_like(tokens.decay)))
+    assert_far(result.states[0], run_tokens(lasting, start).state, TOLERANCE)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in Rule if rule.every_channel], ids=str)
+def test_channels_of_very_different_speed(form: ModuleType, rule: Rule, device: torch.device) -> None:
+    """Rates from 1e-5 to 300, first each channel its own, then shuffled anew at every token."""
+    tokens, start = _draw(130, 16, rule), _state(8)
+    rates = torch.logspace(-5, 2.48, KEYS, dtype=torch.float64).expand_as(tokens.decay)
+    orders = torch.rand(rates.shape, generator=torch.Generator().manual_seed(17)).argsort(-1)
+    for each in (rates, rates.gather(-1, orders)):
+        spread = replace(tokens, decay=(-each).exp())
+        result = form.scan(_inputs(spread, device), (0, 130), start.float()[None].to(device), _eye(rule, device))
+        ran = run_tokens(spread, start)
+        _near(result.outputs, ran.outputs)
+        _near(result.states[0], ran.state)
+        assert bool(result.transitions.isfinite().all())
+        turned = replace(spread, decay=spread.decay.flip(-1))
+        assert_far(result.states[0], run_tokens(turned, start).state, TOLERANCE)
 
 
 Cut = tuple[int, int]

@@ -116,42 +116,58 @@ def prepare(inputs: RecurrenceInputs, tiling: Tiling) -> Chunks:
         return tiles.transpose(1, 2).contiguous()
 
     q, k, v = chunks(inputs.q), chunks(inputs.k), chunks(inputs.v)
-    log_decay = inputs.log_decay if inputs.log_decay.ndim == 3 else inputs.log_decay[..., None]
-    sums = chunks(log_decay).cumsum(-2)
-    last = sums[:, :, -1:, :]
+    steps = chunks(inputs.log_decay if inputs.log_decay.ndim == 3 else inputs.log_decay[..., None])
+    sums = steps.cumsum(-2)
     values, readers = v, None
-    if inputs.beta is not None:
+    if inputs.beta is None:
+        (scores,) = _decayed_products([q], k, steps)
+    else:
         beta = chunks(inputs.beta).unsqueeze(-1)
+        scores, erasures = _decayed_products([q, k], k, steps)
         # solve_triangular takes the unit diagonal as given and reads only below it.
-        system = beta * _decayed_products(k, k, sums)
         rights = torch.cat([beta * v, beta * sums.exp() * k], dim=-1)
-        solved = torch.linalg.solve_triangular(system, rights, upper=False, unitriangular=True)
+        solved = torch.linalg.solve_triangular(beta * erasures, rights, upper=False, unitriangular=True)
         solved_values, solved_readers = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
         values, readers = solved_values.contiguous(), solved_readers.contiguous()
     return Chunks(
         values=values,
         readers=readers,
         queries=sums.exp() * q,
-        scores=_decayed_products(q, k, sums),
-        writers=((last - sums).exp() * k).transpose(-1, -2).contiguous(),
-        decay=last.exp().transpose(-1, -2),
+        scores=scores,
+        writers=(_sums_behind(steps).exp() * k).transpose(-1, -2).contiguous(),
+        decay=sums[:, :, -1:].exp().transpose(-1, -2),
     )
 
 
-def _decayed_products(left: torch.Tensor, right: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """`left_i · e^(G_i − G_j) right_j` for `j ≤ i`, else 0, `[M, H, L, L]`.
+def _sums_behind(steps: torch.Tensor) -> torch.Tensor:
+    """`G_L − G` of steps `[M, H, L, X]`, summed from the end: see `_decayed_products`."""
+    later = torch.cat([steps[:, :, 1:], torch.zeros_like(steps[:, :, :1])], dim=2)
+    return later.flip(2).cumsum(2).flip(2)
 
-    The exponent is always of a difference: `e^(−G_j)` alone overflows where gates forget fast.
+
+def _decayed_products(lefts: Sequence[torch.Tensor], right: torch.Tensor, steps: torch.Tensor) -> list[torch.Tensor]:
+    """`left_i · e^(G_i − G_j) right_j` for `j ≤ i`, else 0, `[M, H, L, L]` of each left.
+
+    `G_i − G_j` is summed over the steps between: as a difference of sums it would lose what decays slowly behind a token
+    that forgets everything, and `e^(−G_j)` alone would overflow.
     """
-    length = left.shape[-2]
-    places = torch.arange(length, device=left.device)
-    if sums.shape[-1] == 1:
-        later = places[:, None] < places
-        decays = (sums - sums.transpose(-1, -2)).masked_fill(later, float("-inf")).exp()
-        products: torch.Tensor = left @ right.transpose(-1, -2) * decays
-        return products
-    columns = []
-    for place in range(length):
-        passed = (sums - sums[:, :, place : place + 1]).masked_fill((places < place)[:, None], float("-inf"))
-        columns.append(torch.einsum("mhlk,mhk->mhl", left * passed.exp(), right[:, :, place]))
-    return torch.stack(columns, dim=-1)
+    if steps.shape[-1] > 1:
+        return _channel_products(lefts, right, steps)
+    places = torch.arange(right.shape[-2], device=right.device)
+    later = places[:, None] < places
+    between = steps.masked_fill(places[:, None] <= places, 0.0).cumsum(-2)
+    decays = between.masked_fill_(later, float("-inf")).exp_()
+    return [left @ right.transpose(-1, -2) * decays for left in lefts]
+
+
+def _channel_products(lefts: Sequence[torch.Tensor], right: torch.Tensor, steps: torch.Tensor) -> list[torch.Tensor]:
+    """Column by column from the last one, so that the steps between grow by one at a time."""
+    length = right.shape[-2]
+    products = [left.new_zeros(*left.shape[:-1], length) for left in lefts]
+    between = torch.zeros_like(steps)
+    for place in reversed(range(length)):
+        between[:, :, place + 1 :] += steps[:, :, place + 1 : place + 2]
+        decayed = between[:, :, place:].exp() * right[:, :, place : place + 1]
+        for left, product in zip(lefts, products, strict=True):
+            product[:, :, place:, place] = (left[:, :, place:] * decayed).sum(-1)
+    return products
