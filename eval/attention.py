@@ -20,9 +20,9 @@ def question_attention(
     """
     masses = []
     for request, count in enumerate(question_tokens):
-        end = batch.cu_queries[request + 1]
+        end = batch.queries.cu_queries[request + 1]
         rows = slice(end - count, end)
-        masses.append(_mass(mixer, normed[rows], batch.positions[rows], batch.tables[request]))
+        masses.append(_mass(mixer, normed[rows], batch.queries.positions[rows], batch.queries.tables[request]))
     return masses
 
 

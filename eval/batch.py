@@ -12,7 +12,7 @@ from services.worker.engine.states import page_rows
 from services.worker.mixers.batch import CombineBatch, DecodeBatch, LinearSnapshot, Mixer
 from services.worker.mixers.linear import LinearMixer
 from services.worker.ops.layout import PartWalk
-from services.worker.ops.paged_attention import PageRow, PageTable
+from services.worker.ops.paged_attention import PagedQueries, PageRow, PageTable
 
 __all__ = ["PromptBatch"]
 
@@ -112,10 +112,12 @@ class PromptBatch:
         cu_rows = (0, *accumulate(lengths))
         batch = CombineBatch(
             walk=PartWalk(cu_rows, tuple(range(len(lengths) + 1))),
-            positions=rig.integers([self._position(index, token) for index, token in places]),
+            queries=PagedQueries(
+                rig.integers([self._position(index, token) for index, token in places]),
+                cu_rows,
+                [self._table(index, count) for index, count in enumerate(lengths)],
+            ),
             write_slots=rig.integers([self._write_slot(index, token) for index, token in places]),
-            cu_queries=cu_rows,
-            tables=[self._table(index, count) for index, count in enumerate(lengths)],
             slots=self._slots,
             planes=[None] * len(lengths),
             body_positions=[0] * len(lengths),
@@ -149,10 +151,13 @@ class PromptBatch:
     ) -> list[int]:
         rig = self._rig
         batch = DecodeBatch(
-            positions=rig.integers([self._position(index, count) for index in prompts]),
+            queries=PagedQueries(
+                rig.integers([self._position(index, count) for index in prompts]),
+                range(len(prompts) + 1),
+                [tables[index] for index in prompts],
+            ),
             write_slots=rig.integers([self._write_slot(index, count) for index in prompts]),
             slots=rig.integers(prompts),
-            tables=[tables[index] for index in prompts],
         )
         hidden = rig.model.embed(rig.integers(tokens))
         for layer in rig.model.layers:
@@ -191,10 +196,12 @@ class PromptBatch:
                 (0, *accumulate(part.num_tokens for part in parts)),
                 (0, *accumulate(len(layout.parts) for layout in layouts)),
             ),
-            positions=rig.integers([place for layout in layouts for place in layout.positions]),
+            queries=PagedQueries(
+                rig.integers([place for layout in layouts for place in layout.positions]),
+                self._cu_rows,
+                [self._table(index, 0) for index in range(len(layouts))],
+            ),
             write_slots=rig.integers([slot for layout in layouts for slot in layout.write_slots]),
-            cu_queries=self._cu_rows,
-            tables=[self._table(index, 0) for index in range(len(layouts))],
             slots=self._slots,
             planes=[part.planes for part in parts],
             body_positions=[0] * len(parts),
@@ -212,10 +219,8 @@ class PromptBatch:
         unused = rig.integers(())
         batch = CombineBatch(
             walk=PartWalk(cu_rows, tuple(range(len(found) + 1))),
-            positions=unused,
+            queries=PagedQueries(unused, (), ()),
             write_slots=unused,
-            cu_queries=(),
-            tables=(),
             slots=slots,
             planes=[None] * len(found),
             body_positions=[0] * len(found),

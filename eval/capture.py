@@ -15,7 +15,8 @@ from eval.rig import PAGE_TOKENS, Rig
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import page_rows
 from services.worker.mixers.batch import CaptureBatch, LinearCarry, LinearPlane, LinearSnapshot
-from services.worker.ops.paged_attention import PageRow, PageTable
+from services.worker.ops.layout import PartWalk
+from services.worker.ops.paged_attention import PagedQueries, PageRow, PageTable
 
 __all__ = ["MIN_BODY", "CapturePlan", "CapturedSegment", "PrimeState", "body_end", "capture_segments", "page_end"]
 
@@ -146,13 +147,14 @@ def _begin(rig: Rig, token_ids: tuple[int, ...], prime: PrimeState | None, start
 def _run_interval(rig: Rig, tile: Sequence[_Running], order: int, start: int) -> None:
     spans = [(segment.marks[order], segment.marks[order + 1]) for segment in tile]
     pairs = list(zip(tile, spans, strict=True))
+    places = [place for begin, end in spans for place in range(start + begin, start + end)]
+    cu_runs = (0, *accumulate(end - begin for begin, end in spans))
     batch = CaptureBatch(
-        cu_runs=(0, *accumulate(end - begin for begin, end in spans)),
+        walk=PartWalk(cu_runs, tuple(range(len(tile) + 1))),
         seam_tokens=tuple(0 for _ in tile),
-        positions=rig.integers([place for begin, end in spans for place in range(start + begin, start + end)]),
+        queries=PagedQueries(rig.integers(places), cu_runs, [segment.table for segment in tile]),
         base=start,
         write_slots=rig.integers([slot for own, (begin, end) in pairs for slot in own.write_slots[begin:end]]),
-        tables=[segment.table for segment in tile],
         carries=[segment.carries for segment in tile],
     )
     token_ids = [token for own, (begin, end) in pairs for token in own.token_ids[begin:end]]

@@ -12,7 +12,7 @@ from services.worker.mixers.latent_attention import LatentAttention, LatentAtten
 from services.worker.mixers.paged_attention import PagedAttention
 from services.worker.mixers.state import DeviceMemory
 from services.worker.ops.layout import PartWalk
-from services.worker.ops.paged_attention import PageRow, PageTable
+from services.worker.ops.paged_attention import PagedQueries, PageRow, PageTable
 from services.worker.ops.rotary import Rotary
 from tests.exactness.reference import attend, rotate
 from tests.exactness.rig import assert_close, assert_far
@@ -70,7 +70,8 @@ def _paged(case: Case, weights: LatentAttentionWeights, hidden: torch.Tensor, de
     positions = torch.arange(TOKENS, device=device)
     slots = (NUM_PAGES - 1 - positions // PAGE_SIZE) * PAGE_SIZE + positions % PAGE_SIZE
     walk = PartWalk((0, TOKENS), (0, 1))
-    batch = CombineBatch(walk, positions, slots, (0, TOKENS), [table], torch.zeros(1), [None], [TOKENS])
+    queries = PagedQueries(positions, (0, TOKENS), [table])
+    batch = CombineBatch(walk, queries, slots, torch.zeros(1), [None], [TOKENS])
     return PagedAttention(LatentAttention(shape, weights), rotary, pool).combine(hidden, batch)
 
 

@@ -15,6 +15,7 @@ from services.worker.mixers.batch import CaptureBatch, CombineBatch, LinearCarry
 from services.worker.mixers.linear import LinearMixer
 from services.worker.mixers.shapes import TransitionKind
 from services.worker.ops.layout import PartWalk
+from services.worker.ops.paged_attention import PagedQueries
 from tests.exactness.conftest import RigFactory
 from tests.exactness.reference_model import ReferenceLinear, ReferenceModel
 from tests.exactness.rig import PassRig, assert_close, assert_far
@@ -51,7 +52,14 @@ class LayerRig:
         carries = [LinearCarry(torch.zeros_like(state), torch.zeros_like(tail)) for _ in segments]
         cu_runs = (0, *accumulate(len(segment) for segment in segments))
         places = torch.cat([torch.arange(len(segment)) for segment in segments]).to(self.device)
-        batch = CaptureBatch(cu_runs, (window,) * len(segments), places, 0, NOWHERE, [], [[carry] for carry in carries])
+        batch = CaptureBatch(
+            PartWalk(cu_runs, tuple(range(len(segments) + 1))),
+            (window,) * len(segments),
+            PagedQueries(places, cu_runs, ()),
+            0,
+            NOWHERE,
+            [[carry] for carry in carries],
+        )
         self.mixer.capture(torch.cat(list(segments)).to(self.device), batch)
         return [self.mixer.finish(carry, window) for carry in carries]
 
@@ -68,7 +76,7 @@ class LayerRig:
         slot = torch.zeros(1, dtype=torch.int64, device=self.device)
         places = torch.tensor([place for run in positions for place in run], device=self.device)
         bodies = [run.stop for run in positions]
-        batch = CombineBatch(walk, places, NOWHERE, (0, walk.num_tokens), [], slot, stored, bodies)
+        batch = CombineBatch(walk, PagedQueries(places, (0, walk.num_tokens), ()), NOWHERE, slot, stored, bodies)
         return self.mixer.combine(torch.cat(list(live)).to(self.device), batch)
 
 

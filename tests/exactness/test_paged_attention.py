@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.ops.paged_attention import AttentionShape, PageRow, PageTable, chunked, naive, padded
+from services.worker.ops.paged_attention import AttentionShape, PagedQueries, PageRow, PageTable, chunked, naive, padded
 from services.worker.ops.rotary import Rotary
 from tests.exactness.reference import attend, rotate
 from tests.exactness.rig import assert_close, assert_far
@@ -85,9 +85,9 @@ def attend_scenes(
         cu_queries.append(cu_queries[-1] + len(scene.live))
     result: torch.Tensor = form.attend(
         torch.cat(queries).float().to(device),
-        torch.cat([scene.live for scene in scenes]).to(device),
-        cu_queries,
-        [scene.table for scene in scenes],
+        PagedQueries(
+            torch.cat([scene.live for scene in scenes]).to(device), cu_queries, [scene.table for scene in scenes]
+        ),
         (scenes[0].keys.to(device), scenes[0].values.to(device)),
         AttentionShape(heads.head_dim**-0.5, rotary),
     )

@@ -106,6 +106,26 @@ def test_gates_restart_at_each_packed_run(form: ModuleType, rule: Rule, device: 
     assert_far(result.states[1], run_tokens(second, leaked).state, TOLERANCE)
 
 
+@pytest.mark.parametrize("seams", [(0, 5), (37, 0), (8, 90)], ids=str)
+def test_capture_splits_seam_from_body(
+    seams: tuple[int, int], form: ModuleType, rule: Rule, device: torch.device
+) -> None:
+    """The transition is the body's alone; a run that is all seam keeps what it was given."""
+    runs = [_draw(length, length, rule) for length in (37, 90)]
+    starts, given = torch.stack([_state(1), _state(2)]), _eye(rule, device).repeat(2, 1, 1, 1) * 0.5
+    packed = _inputs(Tokens.concatenate(runs), device)
+    result = form.capture(packed, (0, 37, 127), seams, starts.float().to(device), given)
+    whole = form.scan(packed, (0, 37, 127), starts.float().to(device), None)
+    _near(result.outputs, whole.outputs)
+    for run, (tokens, seam) in enumerate(zip(runs, seams, strict=True)):
+        transition = body_maps(tokens[seam:]).transition @ (0.5 * torch.eye(KEYS, dtype=torch.float64))
+        _near(result.transitions[run], rule.compact(transition))
+        _near(result.seam_states[run], run_tokens(tokens[:seam], starts[run]).state)
+        _near(result.states[run], run_tokens(tokens, starts[run]).state)
+        if 0 < seam < len(tokens):
+            assert_far(result.transitions[run], rule.compact(body_maps(tokens).transition) * 0.5, TOLERANCE)
+
+
 def test_runs_compose_in_order(form: ModuleType, rule: Rule, device: torch.device) -> None:
     """`T = T_B T_A`, `S = T_B S_A + S_B`, and neither the swapped product nor swapped runs."""
     a, b = _draw(40, 5, rule), _draw(29, 6, rule)
@@ -123,11 +143,15 @@ def test_runs_compose_in_order(form: ModuleType, rule: Rule, device: torch.devic
 def test_step_equals_a_run_of_one(form: ModuleType, rule: Rule, device: torch.device) -> None:
     tokens = _draw(3, 8, rule)
     starts = torch.stack([_state(seed) for seed in range(3)])
-    result = form.step(_inputs(tokens, device), starts.float().to(device))
-    for row in range(3):
+    slots = torch.tensor([2, 0, 3], device=device)
+    states = torch.full((4, HEADS, KEYS, VALUES), 7.0, device=device)
+    states[slots] = starts.float().to(device)
+    outputs = form.step(_inputs(tokens, device), states, slots)
+    for row, slot in enumerate(slots.tolist()):
         ran = run_tokens(tokens[row : row + 1], starts[row])
-        _near(result.outputs[row], ran.outputs[0])
-        _near(result.states[row], ran.state)
+        _near(outputs[row], ran.outputs[0])
+        _near(states[slot], ran.state)
+    assert bool((states[1] == 7.0).all())
 
 
 def test_a_long_run_stays_finite(form: ModuleType, rule: Rule, device: torch.device) -> None:

@@ -57,6 +57,21 @@ def test_scan(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> 
     assert_far(actual.states[1], joined.states[0], TOLERANCE)
 
 
+@pytest.mark.parametrize("seams", [(0, 5), (37, 8)], ids=str)
+def test_capture(seams: tuple[int, int], rule: Rule, device: torch.device) -> None:
+    """Seams, bodies and transitions in one launch; the first run of the second case is all seam."""
+    shape = SHAPES[0]
+    inputs, cu_runs = _inputs(110, shape, rule, device), (0, 37, 110)
+    starts, given = _states(2, shape, device), 0.5 * _identity(rule, shape, device)
+    expected = naive.capture(inputs, cu_runs, seams, starts, given)
+    actual = kernels.capture(inputs, cu_runs, seams, starts, given)
+    assert_close(actual.outputs, expected.outputs, TOLERANCE)
+    assert_close(actual.states, expected.states, TOLERANCE)
+    assert_close(actual.seam_states, expected.seam_states, TOLERANCE)
+    assert_close(actual.transitions, expected.transitions, TOLERANCE)
+    assert_far(naive.capture(inputs, cu_runs, (0, 0), starts, given).transitions, actual.transitions, TOLERANCE)
+
+
 def test_runs_of_no_token(rule: Rule, device: torch.device) -> None:
     shape = SHAPES[0]
     inputs, cu_runs = _inputs(3, shape, rule, device), (0, 0, 3)
@@ -88,10 +103,12 @@ def test_walk(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> 
 
 
 def test_step(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> None:
-    inputs, starts = _inputs(2, shape, rule, device), _states(2, shape, device)
-    expected, actual = naive.step(inputs, starts), kernels.step(inputs, starts)
-    assert_close(actual.outputs, expected.outputs, TOLERANCE)
-    assert_close(actual.states, expected.states, TOLERANCE)
+    inputs, slots = _inputs(2, shape, rule, device), torch.tensor([3, 1], device=device)
+    expected, actual = _states(4, shape, device), _states(4, shape, device)
+    outputs = naive.step(inputs, expected, slots)
+    assert_close(kernels.step(inputs, actual, slots), outputs, TOLERANCE)
+    assert_close(actual, expected, TOLERANCE)
+    assert_far(actual[3], _states(4, shape, device)[3], TOLERANCE)
 
 
 def test_gates_that_forget_at_once(rule: Rule, device: torch.device) -> None:

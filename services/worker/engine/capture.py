@@ -14,7 +14,8 @@ from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError, pages_for
 from services.worker.engine.states import PrefixState, SegmentState, page_rows
 from services.worker.mixers.batch import CaptureBatch, LinearCarry
-from services.worker.ops.paged_attention import PageTable
+from services.worker.ops.layout import PartWalk
+from services.worker.ops.paged_attention import PagedQueries, PageTable
 
 __all__ = ["CapturePass", "capture_prime", "check_body", "pages_of"]
 
@@ -158,12 +159,11 @@ class CapturePass:
             positions.extend(range(self._start + begin, self._start + end))
             write_slots.extend(segment.write_slots[begin:end])
         return CaptureBatch(
-            cu_runs=tuple(cu_runs),
+            walk=PartWalk(tuple(cu_runs), tuple(range(len(tile) + 1))),
             seam_tokens=tuple(seams),
-            positions=self._context.integers(positions),
+            queries=PagedQueries(self._context.integers(positions), cu_runs, [segment.table for segment in tile]),
             base=self._start,
             write_slots=self._context.integers(write_slots),
-            tables=[segment.table for segment in tile],
             carries=[segment.carries for segment in tile],
         )
 
@@ -172,7 +172,7 @@ class CapturePass:
         hidden = torch.cat([segment.hidden for segment in tile if segment.hidden is not None])
         hidden = layer.run(hidden, lambda mixer, normed: mixer.capture(normed, batch))
         for run, segment in enumerate(tile):
-            segment.hidden = hidden[batch.cu_runs[run] : batch.cu_runs[run + 1]]
+            segment.hidden = hidden[batch.walk.run(run)]
 
     def _finish(self, segment: _Segment) -> SegmentState:
         self._context.pages.release(segment.seam_pages)

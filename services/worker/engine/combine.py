@@ -11,7 +11,7 @@ from services.worker.engine.pages import NoRoomError, pages_for
 from services.worker.engine.states import PrefixState, SegmentState, page_rows
 from services.worker.mixers.batch import CombineBatch
 from services.worker.ops.layout import PartWalk
-from services.worker.ops.paged_attention import PageTable
+from services.worker.ops.paged_attention import PagedQueries, PageTable
 
 __all__ = ["CombinePart", "CombinePass", "CombinePlan", "Prompt"]
 
@@ -200,10 +200,8 @@ class CombinePass:
         states = [plan.parts[run.part].state for run in layout.runs]
         return CombineBatch(
             walk=PartWalk(cu_runs, (0, len(layout.runs))),
-            positions=context.integers(layout.positions),
+            queries=PagedQueries(context.integers(layout.positions), (0, cu_runs[-1]), [layout.table]),
             write_slots=context.integers(layout.write_slots),
-            cu_queries=(0, cu_runs[-1]),
-            tables=[layout.table],
             slots=context.integers([self.prompt.slot]),
             planes=[None if state is None else state.planes for state in states],
             body_positions=[run.first + len(run.token_ids) for run in layout.runs],

@@ -17,6 +17,7 @@ from services.worker.engine.requests import (
 )
 from services.worker.engine.sampling import Sampler
 from services.worker.mixers.batch import DecodeBatch
+from services.worker.ops.paged_attention import PagedQueries
 
 __all__ = ["RunningRequest", "decode_step"]
 
@@ -61,10 +62,11 @@ def decode_step(context: EngineContext, running: list[RunningRequest]) -> None:
     positions = [request.prompt.length for request in running]
     write_slots = [request.prompt.append_slot() for request in running]
     batch = DecodeBatch(
-        positions=context.integers(positions),
+        queries=PagedQueries(
+            context.integers(positions), range(len(running) + 1), [request.prompt.table for request in running]
+        ),
         write_slots=context.integers(write_slots),
         slots=context.integers([request.prompt.slot for request in running]),
-        tables=[request.prompt.table for request in running],
     )
     hidden = context.model.embed(context.integers([request.last_token for request in running]))
     for layer in context.model.layers:

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from services.worker.ops.layout import PartWalk, apply_transition
-from services.worker.ops.paged_attention import PageTable
+from services.worker.ops.paged_attention import PagedQueries
 
 __all__ = [
     "CaptureBatch",
@@ -88,17 +88,15 @@ class LinearCarry:
 class CaptureBatch:
     """One chunk of each of several segments, packed.
 
-    cu_runs: offsets `[R + 1]`; seam_tokens: how many leading tokens of each run belong to the seam window; positions
-    `[N]` count from the prime's first token, `base` is the segments' first; write_slots `[N]` flat slots of the page
-    pool; tables: one a segment.
+    walk: a run a segment; seam_tokens: how many leading tokens of each run belong to the seam window; queries: positions
+    count from the prime's first token, `base` is the segments' first; write_slots `[N]` flat slots of the page pool.
     """
 
-    cu_runs: tuple[int, ...]
+    walk: PartWalk
     seam_tokens: tuple[int, ...]
-    positions: torch.Tensor
+    queries: PagedQueries
     base: int
     write_slots: torch.Tensor
-    tables: Sequence[PageTable]
     carries: Sequence[Sequence[LinearCarry]]
 
     def carries_of(self, linear_layer: int) -> list[LinearCarry]:
@@ -110,17 +108,14 @@ class CaptureBatch:
 class CombineBatch:
     """The live tokens of all parts of the requests of one combine pass, packed in prompt order.
 
-    positions `[N]` true; write_slots `[N]` flat slots of the page pool; cu_queries `[B + 1]`; slots `[B]` state slots;
-    planes: every part's stored planes, one a linear layer, None for a part without a stored body; body_positions: the true
-    position of the token behind every part's live run, a stored body's first; keep_after: parts whose end state is wanted
-    as a snapshot.
+    queries: at true positions; write_slots `[N]` flat slots of the page pool; slots `[B]` state slots; planes: every part's
+    stored planes, one a linear layer, None for a part without a stored body; body_positions: the true position of the token
+    behind every part's live run, a stored body's first; keep_after: parts whose end state is wanted as a snapshot.
     """
 
     walk: PartWalk
-    positions: torch.Tensor
+    queries: PagedQueries
     write_slots: torch.Tensor
-    cu_queries: tuple[int, ...]
-    tables: Sequence[PageTable]
     slots: torch.Tensor
     planes: Sequence[Sequence[LinearPlane] | None]
     body_positions: Sequence[int]
@@ -134,12 +129,11 @@ class CombineBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """One token of each running request: positions, write_slots, slots `[B]`."""
+    """One token of each running request: write_slots, slots `[B]`."""
 
-    positions: torch.Tensor
+    queries: PagedQueries
     write_slots: torch.Tensor
     slots: torch.Tensor
-    tables: Sequence[PageTable]
 
 
 class Mixer(Protocol):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
@@ -19,7 +18,7 @@ from services.worker.mixers.batch import (
 from services.worker.mixers.shapes import StateShape
 from services.worker.ops.layout import Body, PartWalk
 from services.worker.ops.recurrence import RecurrenceInputs
-from services.worker.ops.recurrence import chunked as recurrence
+from services.worker.ops.recurrence import dispatch as recurrence
 from services.worker.ops.rotary import Rotary
 from services.worker.ops.short_conv import ConvResult
 from services.worker.ops.short_conv import chunked as short_conv
@@ -74,18 +73,25 @@ class LinearMixer:
         """See `Mixer`; advances every segment's carry."""
         projected = self.projection.project(hidden)
         carries = batch.carries_of(self.slots.index)
-        runs = PartWalk(batch.cu_runs, tuple(range(len(carries) + 1)))
-        conv = self._convolve(projected.rows, runs, torch.stack([own.tail for own in carries]), [None] * len(carries))
-        inputs = self._inputs(conv.outputs, projected, batch.positions)
-        outputs = torch.empty_like(inputs.v)
-        splits = [start + seam for start, seam in zip(batch.cu_runs[:-1], batch.seam_tokens, strict=True)]
-        for run, carry in enumerate(carries):
-            carry.tail = conv.tails[run]
-        seams = [slice(*run) for run in zip(batch.cu_runs[:-1], splits, strict=True)]
-        bodies = [slice(*run) for run in zip(splits, batch.cu_runs[1:], strict=True)]
-        _scan_seams(inputs, seams, carries, outputs)
-        _scan_bodies(self.shape, inputs, bodies, carries, outputs)
-        return self.projection.output(outputs.to(hidden.dtype), projected)
+        tails = torch.stack([carry.tail for carry in carries])
+        conv = self._convolve(projected.rows, batch.walk, tails, [None] * len(carries))
+        inputs = self._inputs(conv.outputs, projected, batch.queries.positions)
+        result = recurrence.capture(
+            inputs,
+            batch.walk.cu_runs,
+            batch.seam_tokens,
+            torch.stack([carry.state for carry in carries]),
+            torch.stack([_transition(self.shape, carry) for carry in carries]),
+        )
+        for run, (carry, seam) in enumerate(zip(carries, batch.seam_tokens, strict=True)):
+            tokens = batch.walk.run(run)
+            carry.tail, carry.state = conv.tails[run], result.states[run]
+            if tokens.stop - tokens.start > seam:
+                if carry.transition is None:
+                    carry.seam_state = result.seam_states[run]
+                carry.transition = result.transitions[run]
+                carry.log_decays.append(inputs.log_bound[tokens.start + seam : tokens.stop])
+        return self.projection.output(result.outputs.to(hidden.dtype), projected)
 
     def finish(self, carry: LinearCarry, first: int) -> LinearPlane:
         """The plane of a finished body whose first token stood at position `first` of its capture."""
@@ -106,7 +112,7 @@ class LinearMixer:
             batch.keep_after,
         )
         result = recurrence.walk(
-            self._inputs(conv.outputs, projected, batch.positions),
+            self._inputs(conv.outputs, projected, batch.queries.positions),
             batch.walk,
             self.slots.states[batch.slots],
             [self._body(*placed) for placed in zip(planes, batch.body_positions, strict=True)],
@@ -127,10 +133,9 @@ class LinearMixer:
             conv = short_conv.step(rows, self.projection.conv, self.slots.tails[batch.slots])
             rows = conv.outputs
             self.slots.tails[batch.slots] = conv.tails
-        inputs = self._inputs(rows, projected, batch.positions)
-        result = recurrence.step(inputs, self.slots.states[batch.slots])
-        self.slots.states[batch.slots] = result.states
-        return self.projection.output(result.outputs.to(hidden.dtype), projected)
+        inputs = self._inputs(rows, projected, batch.queries.positions)
+        outputs = recurrence.step(inputs, self.slots.states, batch.slots)
+        return self.projection.output(outputs.to(hidden.dtype), projected)
 
     def _convolve(
         self,
@@ -160,67 +165,6 @@ class LinearMixer:
         return Body(plane.transition, self.rotary.rotate_state(plane.end_state, position))
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Those of several runs that have tokens: their tokens packed, offsets of each, and whose they are."""
-
-    inputs: RecurrenceInputs
-    tokens: slice | torch.Tensor
-    cu_runs: tuple[int, ...]
-    carries: tuple[LinearCarry, ...]
-
-
-def _pack_runs(inputs: RecurrenceInputs, runs: Sequence[slice], carries: Sequence[LinearCarry]) -> _Runs | None:
-    present = [(run, carry) for run, carry in zip(runs, carries, strict=True) if run.stop > run.start]
-    if not present:
-        return None
-    cu_runs = (0, *accumulate(run.stop - run.start for run, _ in present))
-    tokens: slice | torch.Tensor = present[0][0]
-    if len(present) > 1:
-        places = torch.cat([torch.arange(run.start, run.stop) for run, _ in present])
-        tokens = places.to(inputs.q.device)
-    return _Runs(inputs[tokens], tokens, cu_runs, tuple(carry for _, carry in present))
-
-
-def _scan_seams(
-    inputs: RecurrenceInputs, runs: Sequence[slice], carries: Sequence[LinearCarry], outputs: torch.Tensor
-) -> None:
-    packed = _pack_runs(inputs, runs, carries)
-    if packed is None:
-        return
-    result = recurrence.scan(packed.inputs, packed.cu_runs, torch.stack([own.state for own in packed.carries]), None)
-    outputs[packed.tokens] = result.outputs
-    for carry, state in zip(packed.carries, result.states, strict=True):
-        carry.state = state
-
-
-def _scan_bodies(
-    shape: StateShape,
-    inputs: RecurrenceInputs,
-    runs: Sequence[slice],
-    carries: Sequence[LinearCarry],
-    outputs: torch.Tensor,
-) -> None:
-    packed = _pack_runs(inputs, runs, carries)
-    if packed is None:
-        return
-    states = torch.stack([carry.state for carry in packed.carries])
-    transitions = torch.stack([_transition(shape, carry) for carry in packed.carries])
-    result = recurrence.scan(packed.inputs, packed.cu_runs, states, transitions)
-    if result.transitions is None:
-        raise RuntimeError("the scan lost its transitions")
-    outputs[packed.tokens] = result.outputs
-    log_decays = packed.inputs.log_bound.split([end - start for start, end in pairwise(packed.cu_runs)])
-    for carry, state, transition, decays in zip(
-        packed.carries, result.states, result.transitions, log_decays, strict=True
-    ):
-        carry.state, carry.transition = state, transition
-        carry.log_decays.append(decays)
-
-
 def _transition(shape: StateShape, carry: LinearCarry) -> torch.Tensor:
-    """The transition so far; a body that begins here starts from the identity."""
-    if carry.transition is None:
-        carry.seam_state = carry.state
-        return shape.identity(carry.state.device)
-    return carry.transition
+    """The transition so far; a body that has not begun starts from the identity."""
+    return shape.identity(carry.state.device) if carry.transition is None else carry.transition

@@ -1,14 +1,14 @@
 """Attention over pages: what every family of attention layers does between its projections."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from services.worker.mixers.batch import CaptureBatch, CombineBatch, DecodeBatch
-from services.worker.ops.paged_attention import AttentionShape, PageTable
-from services.worker.ops.paged_attention import chunked as paged_attention
+from services.worker.ops.paged_attention import AttentionShape, PagedQueries
+from services.worker.ops.paged_attention import dispatch as paged_attention
 from services.worker.ops.rotary import Rotary
 
 __all__ = ["AttentionProjection", "Heads", "PagePool", "PagedAttention"]
@@ -83,34 +83,26 @@ class PagedAttention:
     def capture(self, hidden: torch.Tensor, batch: CaptureBatch) -> torch.Tensor:
         """See `Mixer`; keys are stored rotated by their place inside the segment."""
         heads = self.projection.project(hidden)
-        self._store(heads, batch.positions - batch.base, batch.write_slots)
-        return self._attend(heads, batch.positions, batch.cu_runs, batch.tables)
+        self._store(heads, batch.queries.positions - batch.base, batch.write_slots)
+        return self._attend(heads, batch.queries)
 
     def combine(self, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
         """See `Mixer`; live keys are stored rotated by their true position."""
         heads = self.projection.project(hidden)
-        self._store(heads, batch.positions, batch.write_slots)
-        return self._attend(heads, batch.positions, batch.cu_queries, batch.tables)
+        self._store(heads, batch.queries.positions, batch.write_slots)
+        return self._attend(heads, batch.queries)
 
     def decode(self, hidden: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
         """See `Mixer`."""
         heads = self.projection.project(hidden)
-        self._store(heads, batch.positions, batch.write_slots)
-        return self._attend(heads, batch.positions, range(hidden.shape[0] + 1), batch.tables)
+        self._store(heads, batch.queries.positions, batch.write_slots)
+        return self._attend(heads, batch.queries)
 
     def _store(self, heads: Heads, places: torch.Tensor, slots: torch.Tensor) -> None:
         keys = heads.k if self.rotary is None else self.rotary.rotate(heads.k, places)
         self.pool.write(slots, keys, heads.v)
 
-    def _attend(
-        self, heads: Heads, positions: torch.Tensor, cu_queries: Sequence[int], tables: Sequence[PageTable]
-    ) -> torch.Tensor:
-        mixed = paged_attention.attend(
-            heads.q,
-            positions,
-            cu_queries,
-            tables,
-            (self.pool.keys, self.pool.values),
-            AttentionShape(self.projection.scale, self.rotary),
-        )
+    def _attend(self, heads: Heads, queries: PagedQueries) -> torch.Tensor:
+        shape = AttentionShape(self.projection.scale, self.rotary)
+        mixed = paged_attention.attend(heads.q, queries, (self.pool.keys, self.pool.values), shape)
         return self.projection.output(mixed, heads)

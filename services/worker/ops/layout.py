@@ -1,6 +1,7 @@
 """How packed live tokens are cut into runs and parts, shared by the ops that carry a state over them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -39,10 +40,12 @@ class PartWalk:
 
     cu_runs: offsets `[P + 1]` of every part's live run in the packed tokens; a run may be empty.
     cu_parts: offsets `[B + 1]` of every request's parts.
+    prepared: what an op works out from the walk alone, once for all layers.
     """
 
     cu_runs: tuple[int, ...]
     cu_parts: tuple[int, ...]
+    prepared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_parts(self) -> int:

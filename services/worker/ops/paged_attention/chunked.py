@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from services.worker.ops.paged_attention import padded
-from services.worker.ops.paged_attention.types import AttentionShape, BaseGroup, PageTable
+from services.worker.ops.paged_attention.types import AttentionShape, BaseGroup, PagedQueries
 
 __all__ = ["attend"]
 
@@ -15,18 +14,15 @@ QUERY_BLOCK = 128
 
 def attend(
     queries: torch.Tensor,
-    positions: torch.Tensor,
-    cu_queries: Sequence[int],
-    tables: Sequence[PageTable],
+    asked: PagedQueries,
     pools: tuple[torch.Tensor, torch.Tensor],
     shape: AttentionShape,
 ) -> torch.Tensor:
     """As `naive.attend`; each request's positions must rise."""
-    if queries.device.type != "cpu":
-        return padded.attend(queries, positions, cu_queries, tables, pools, shape)
+    positions, cu_queries = asked.positions, asked.cu_queries
     keys, values = (pool.flatten(0, 1) for pool in pools)
     outputs = torch.empty(*queries.shape[:2], values.shape[-1], dtype=queries.dtype, device=queries.device)
-    for request, table in enumerate(tables):
+    for request, table in enumerate(asked.tables):
         sources = [_Source(group, keys, values, queries.device) for group in table.groups()]
         for start in range(cu_queries[request], cu_queries[request + 1], QUERY_BLOCK):
             block = slice(start, min(start + QUERY_BLOCK, cu_queries[request + 1]))

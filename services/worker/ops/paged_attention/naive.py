@@ -1,38 +1,34 @@
 """Paged attention, one query and one key at a time. Any float dtype."""
 
-from collections.abc import Sequence
-
 import torch
 
-from services.worker.ops.paged_attention.types import AttentionShape, PageTable
+from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries
 
 __all__ = ["attend"]
 
 
 def attend(
     queries: torch.Tensor,
-    positions: torch.Tensor,
-    cu_queries: Sequence[int],
-    tables: Sequence[PageTable],
+    asked: PagedQueries,
     pools: tuple[torch.Tensor, torch.Tensor],
     shape: AttentionShape,
 ) -> torch.Tensor:
     """Attention of packed queries.
 
-    queries `[N, Hq, D]` unrotated; positions `[N]` true; cu_queries: offsets of each request's queries; pools: keys and
-    values `[pages, page_size, Hkv, D]`. Returns `[N, Hq, Dv]`. A query sees every key of its request at or before it.
+    queries `[N, Hq, D]` unrotated; asked: where they stand and what they may see; pools: keys and values
+    `[pages, page_size, Hkv, D]`. Returns `[N, Hq, Dv]`. A query sees every key of its request at or before it.
     """
     keys, values = pools
     group = queries.shape[1] // keys.shape[2]
     outputs = torch.empty(*queries.shape[:2], values.shape[-1], dtype=queries.dtype, device=queries.device)
-    for request, table in enumerate(tables):
-        for index in range(cu_queries[request], cu_queries[request + 1]):
-            position = int(positions[index])
+    for request, table in enumerate(asked.tables):
+        for index in range(asked.cu_queries[request], asked.cu_queries[request + 1]):
+            position = int(asked.positions[index])
             scores, seen = [], []
             for row in table.rows:
                 query = queries[index]
                 if shape.rotary is not None:
-                    query = shape.rotary.rotate(query, positions[index] - row.base)
+                    query = shape.rotary.rotate(query, asked.positions[index] - row.base)
                 for offset in range(min(row.count, position - row.first + 1)):
                     key = keys[row.page, offset].repeat_interleave(group, dim=0)
                     scores.append((query * key).sum(-1) * shape.scale)

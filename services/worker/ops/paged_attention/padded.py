@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from services.worker.ops.paged_attention.types import AttentionShape, PageTable
+from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries, PageTable
 
 __all__ = ["attend"]
 
@@ -35,24 +35,23 @@ class _Keys:
 
 def attend(
     queries: torch.Tensor,
-    positions: torch.Tensor,
-    cu_queries: Sequence[int],
-    tables: Sequence[PageTable],
+    asked: PagedQueries,
     pools: tuple[torch.Tensor, torch.Tensor],
     shape: AttentionShape,
 ) -> torch.Tensor:
     """As `naive.attend`."""
+    positions, cu_queries = asked.positions, asked.cu_queries
     keys, values = (pool.flatten(0, 1) for pool in pools)
     outputs = torch.empty(*queries.shape[:2], values.shape[-1], dtype=queries.dtype, device=queries.device)
     rotated = queries.float() if shape.rotary is None else shape.rotary.rotate(queries.float(), positions)
-    sources = [_locate(table) for table in tables]
+    sources = [_locate(table) for table in asked.tables]
     for tile in _tiles(cu_queries, sources, queries.shape[1]):
         rows = _pad([np.arange(cu_queries[request], cu_queries[request + 1]) for request in tile], fill=-1)
         query_rows = torch.from_numpy(rows).to(queries.device)
-        asked = query_rows >= 0
-        places = torch.where(asked, positions[query_rows], _NOWHERE)
+        present = query_rows >= 0
+        places = torch.where(present, positions[query_rows], _NOWHERE)
         mixed = _attend_tile(rotated[query_rows], places, [sources[request] for request in tile], (keys, values), shape)
-        outputs[query_rows[asked]] = mixed[asked].to(outputs.dtype)
+        outputs[query_rows[present]] = mixed[present].to(outputs.dtype)
     return outputs
 
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from services.worker.ops.paged_attention.types import AttentionShape, PageTable
+from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries, PageTable
 from services.worker.ops.rotary import Rotary
 
 __all__ = ["attend"]
@@ -190,13 +190,42 @@ def _cut(cu_queries: Sequence[int], groups: _Groups, tokens_a_block: int) -> _Wo
     return _Work(blocks, cu_places, places, partial)
 
 
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """What all layers of one pass launch alike: columns of `_Groups` and `_Work` on the device."""
+
+    blocks: torch.Tensor
+    group_base: torch.Tensor
+    group_rows: torch.Tensor
+    row_page: torch.Tensor
+    row_first: torch.Tensor
+    row_count: torch.Tensor
+    cu_places: torch.Tensor
+    places: torch.Tensor
+    num_partial: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Programs a key head."""
+        return len(self.blocks) // 5
+
+
+def _launch(asked: PagedQueries, tokens_a_block: int) -> _Launch:
+    groups = _group(asked.tables)
+    work = _cut(asked.cu_queries, groups, tokens_a_block)
+    columns = (
+        work.blocks, groups.base, groups.rows, groups.page, groups.first, groups.count, work.cu_places, work.places
+    )  # fmt: skip
+    # One transfer: a small copy costs what a large one does.
+    joined = torch.tensor([value for column in columns for value in column], dtype=torch.int32)
+    pieces = joined.to(asked.positions.device).split([len(column) for column in columns])
+    blocks, base, rows, page, first, count, cu_places, places = pieces
+    num_partial = work.num_partial if work.is_split else 0
+    return _Launch(blocks, base, rows, page, first, count, cu_places, places, num_partial)
+
+
 def attend(
-    queries: torch.Tensor,
-    positions: torch.Tensor,
-    cu_queries: Sequence[int],
-    tables: Sequence[PageTable],
-    pools: tuple[torch.Tensor, torch.Tensor],
-    shape: AttentionShape,
+    queries: torch.Tensor, asked: PagedQueries, pools: tuple[torch.Tensor, torch.Tensor], shape: AttentionShape
 ) -> torch.Tensor:
     """As `naive.attend`, on a GPU; each request's positions must rise, and pages hold a power of two of at least 16 tokens."""
     keys, values = pools
@@ -204,30 +233,24 @@ def attend(
     page_size, kv_heads, value_dim = keys.shape[1], keys.shape[2], values.shape[-1]
     group = query_heads // kv_heads
     tile = max(_block(group), min(TILE_ROWS, _block(group * tokens)))
-    groups = _group(tables)
-    work = _cut(cu_queries, groups, max(1, tile // group))
-
-    def integers(column: list[int]) -> torch.Tensor:
-        return torch.tensor(column, dtype=torch.int32, device=device)
-
+    launch = asked.prepared.setdefault(f"triton {tile} {group}", None) or _launch(asked, max(1, tile // group))
+    asked.prepared[f"triton {tile} {group}"] = launch
     channels = _Channels.of(shape.rotary, key_dim, device)
     outputs = torch.empty(tokens, query_heads, value_dim, dtype=queries.dtype, device=device)
-    rows = work.num_partial if work.is_split else 0
-    partial = torch.empty(max(1, rows), query_heads, value_dim, dtype=torch.float32, device=device)
-    maxima = torch.empty(2, max(1, rows), query_heads, dtype=torch.float32, device=device)
-    _attend_kernel[(len(work.blocks) // 5, kv_heads)](
-        queries.contiguous(), keys, values, positions, channels.frequencies, channels.partners, channels.signs,
-        integers(work.blocks), integers(groups.base), integers(groups.rows),
-        integers(groups.page), integers(groups.first), integers(groups.count),
+    partial = torch.empty(max(1, launch.num_partial), query_heads, value_dim, dtype=torch.float32, device=device)
+    maxima = torch.empty(2, max(1, launch.num_partial), query_heads, dtype=torch.float32, device=device)
+    _attend_kernel[(launch.num_blocks, kv_heads)](
+        queries.contiguous(), keys, values, asked.positions, channels.frequencies, channels.partners, channels.signs,
+        launch.blocks, launch.group_base, launch.group_rows, launch.row_page, launch.row_first, launch.row_count,
         partial, maxima[0], maxima[1], outputs,
         shape.scale * _LOG2_E, query_heads, kv_heads, key_dim, value_dim, keys.stride(2), values.stride(2),
         G=group, PAGE=page_size, BM=tile, BD=_block(key_dim), BDV=_block(value_dim),
-        ROTARY=shape.rotary is not None, SPLIT=work.is_split, PRECISION="tf32x3",
+        ROTARY=shape.rotary is not None, SPLIT=launch.num_partial > 0, PRECISION="tf32x3",
         num_warps=8 if key_dim > 128 else 4,
     )  # fmt: skip
-    if work.is_split:
+    if launch.num_partial:
         _join_kernel[(tokens, query_heads)](
-            partial, maxima[0], maxima[1], integers(work.cu_places), integers(work.places), outputs,
+            partial, maxima[0], maxima[1], launch.cu_places, launch.places, outputs,
             query_heads, value_dim, BDV=_block(value_dim), num_warps=4,
         )  # fmt: skip
     return outputs

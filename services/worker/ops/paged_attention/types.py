@@ -1,13 +1,14 @@
 """Page tables, and the geometry of one attention layer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from services.worker.ops.rotary import Rotary
 
-__all__ = ["AttentionShape", "BaseGroup", "PageRow", "PageTable", "Span"]
+__all__ = ["AttentionShape", "BaseGroup", "PageRow", "PageTable", "PagedQueries", "Span"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +100,17 @@ class AttentionShape:
 
     scale: float
     rotary: Rotary | None
+
+
+@dataclass(frozen=True, slots=True)
+class PagedQueries:
+    """Which queries ask which pages: the same in every layer of a pass.
+
+    positions `[N]` true; cu_queries: offsets `[B + 1]` of every request's queries; tables: one a request.
+    prepared: what a form works out from the rest, once for all layers.
+    """
+
+    positions: torch.Tensor
+    cu_queries: Sequence[int]
+    tables: Sequence[PageTable]
+    prepared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)

@@ -8,11 +8,12 @@
 | diagonal (arXiv 2312.06635) | `S ← Diag(a) S + k vᵀ` | `[N, H, K]` | None |
 
 The output is `o = Sᵀ q`. `scan` runs independent sequences and, where asked, carries their transition: the columns
-`[state | transition]` obey the same recurrence with values `[v, 0]`. `walk` carries one state a request over live runs and
+`[state | transition]` obey the same recurrence with values `[v, 0]`; `capture` lets the transition begin behind a seam.
+`walk` carries one state a request over live runs and
 stored bodies in order. Keys and queries come normalised and scaled; `log_decay` is the logarithm of `a`, at most 0. How
 runs compose is design §3.
 """
 
-from services.worker.ops.recurrence.types import RecurrenceInputs, ScanResult, WalkResult
+from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
 
-__all__ = ["RecurrenceInputs", "ScanResult", "WalkResult"]
+__all__ = ["CaptureResult", "RecurrenceInputs", "ScanResult", "WalkResult"]

@@ -5,9 +5,9 @@ from collections.abc import Collection, Sequence
 import torch
 
 from services.worker.ops.layout import Body, PartWalk
-from services.worker.ops.recurrence.types import RecurrenceInputs, ScanResult, WalkResult
+from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
 
-__all__ = ["scan", "step", "walk"]
+__all__ = ["capture", "scan", "step", "walk"]
 
 
 def _step(columns: torch.Tensor, inputs: RecurrenceInputs, token: int, values: torch.Tensor) -> torch.Tensor:
@@ -50,6 +50,28 @@ def scan(
     return ScanResult(outputs, end_states, end_transitions)
 
 
+def capture(
+    inputs: RecurrenceInputs,
+    cu_runs: Sequence[int],
+    seam_tokens: Sequence[int],
+    states: torch.Tensor,
+    transitions: torch.Tensor,
+) -> CaptureResult:
+    """As `scan`, where the first `seam_tokens` of each run take no part in its transition."""
+    outputs = torch.empty_like(inputs.v)
+    seam_states, end_states, end_transitions = states.clone(), states.clone(), transitions.clone()
+    for run, seam in enumerate(seam_tokens):
+        start, end = cu_runs[run], cu_runs[run + 1]
+        before = scan(inputs[start : start + seam], (0, seam), states[run : run + 1], None)
+        body = inputs[start + seam : end]
+        behind = scan(body, (0, end - start - seam), before.states, transitions[run : run + 1])
+        outputs[start : start + seam], outputs[start + seam : end] = before.outputs, behind.outputs
+        seam_states[run], end_states[run] = before.states[0], behind.states[0]
+        if behind.transitions is not None:
+            end_transitions[run] = behind.transitions[0]
+    return CaptureResult(outputs, end_states, seam_states, end_transitions)
+
+
 def walk(
     inputs: RecurrenceInputs,
     parts: PartWalk,
@@ -76,8 +98,11 @@ def walk(
     return WalkResult(outputs, end_states, kept)
 
 
-def step(inputs: RecurrenceInputs, states: torch.Tensor) -> WalkResult:
-    """One token a request: inputs hold `B` tokens, states `[B, H, K, V]`."""
-    requests = states.shape[0]
-    result = scan(inputs, range(requests + 1), states, None)
-    return WalkResult(result.outputs, result.states, {})
+def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """One token a request: inputs hold `B` tokens; the states `[slots, H, K, V]` in slots `[B]` advance in place.
+
+    Returns outputs `[B, H, V]`.
+    """
+    result = scan(inputs, range(len(slots) + 1), states[slots], None)
+    states[slots] = result.states
+    return result.outputs

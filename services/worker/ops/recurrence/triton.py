@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 
 from services.worker.ops.layout import Body, PartWalk
-from services.worker.ops.recurrence.types import RecurrenceInputs, ScanResult, WalkResult
+from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
 
-__all__ = ["scan", "step", "walk"]
+__all__ = ["capture", "scan", "step", "walk"]
 
 CHUNK_TOKENS = 64
 CHANNEL_CHUNK_TOKENS = 16
@@ -127,8 +127,8 @@ def _carry_kernel(
 ):  # fmt: skip
     """One sequence, one head, one block of columns `[K, BV]` of its state, or of its transition.
 
-    steps rows: first chunk, last chunk, body, where to keep the state behind it. A delta rule's transition blocks are behind
-    the state's; they write into `columns` and read nothing out.
+    steps rows: first chunk, last chunk, body, where to keep the state behind it, whether the transition takes part. A delta
+    rule's transition blocks are behind the state's; they write into `columns` and read nothing out.
     """
     i_r, i_h, i_c = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     of_state = i_c < num_state_blocks
@@ -143,7 +143,9 @@ def _carry_kernel(
         home = columns
     b_h = tl.load(home + p_h, mask=m_h, other=0.0)
     for i_s in range(tl.load(cu_steps + i_r), tl.load(cu_steps + i_r + 1)):
-        for i_m in range(tl.load(steps + 4 * i_s), tl.load(steps + 4 * i_s + 1)):
+        first_chunk, last_chunk = tl.load(steps + 5 * i_s), tl.load(steps + 5 * i_s + 1)
+        takes_part = of_state | (tl.load(steps + 5 * i_s + 4) != 0)
+        for i_m in range(first_chunk, tl.where(takes_part, last_chunk, first_chunk)):
             start, end = tl.load(starts + i_m), tl.load(ends + i_m)
             last = tl.minimum(end, start + L) - 1
             o_t = start + o_l
@@ -174,23 +176,23 @@ def _carry_kernel(
                 b_o = tl.dot(b_q, b_h, input_precision="tf32x3") + tl.dot(b_s, b_u, input_precision="tf32x3")
                 tl.store(outputs + p_v, b_o, mask=m_v)
             b_h = b_d * b_h + tl.dot(tl.trans(b_k), b_u, input_precision="tf32x3")
-        body = tl.load(steps + 4 * i_s + 2)
+        body = tl.load(steps + 5 * i_s + 2)
         if body >= 0:
             b_e = tl.load(_fp32(end_states, body) + (i_h * K + o_k[:, None]) * V + o_c[None, :], mask=m_h, other=0.0)
             b_h = b_e + _apply(transitions, body, b_h, i_h, K, BK, BODY)
-        keep = tl.load(steps + 4 * i_s + 3).to(tl.int64)
-        if keep >= 0:
+        keep = tl.load(steps + 5 * i_s + 3).to(tl.int64)
+        if (keep >= 0) & of_state:
             tl.store(kept + ((keep * H + i_h) * K + o_k[:, None]) * V + o_c[None, :], b_h, mask=m_h)
     tl.store(home + p_h, b_h, mask=m_h)
 
 
 @triton.jit
 def _step_kernel(
-    q, k, v, log_decay, beta, states, outputs,
+    q, k, v, log_decay, beta, states, slots, outputs,
     H, K, V,
     BK: tl.constexpr, BV: tl.constexpr, ERASES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """One token of one request and head on a block of columns of its state, in place."""
+    """One token of one request and head on a block of columns of the state in its slot, in place."""
     i_b, i_h, i_v = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -201,7 +203,7 @@ def _step_kernel(
     else:
         b_d = tl.exp(tl.load(log_decay + row))
     m_h = m_k[:, None] & m_v[None, :]
-    p_h = (row * K + o_k[:, None]) * V + o_v[None, :]
+    p_h = ((tl.load(slots + i_b) * H + i_h) * K + o_k[:, None]) * V + o_v[None, :]
     b_h = b_d * tl.load(states + p_h, mask=m_h, other=0.0)
     b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0)
     if ERASES:
@@ -228,11 +230,15 @@ class _Chunks:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """One stop of a sequence: chunks, then a body where there is one, then a kept state where it is wanted."""
+    """One stop of a sequence: chunks, then a body where there is one, then a kept state where it is wanted.
+
+    of_body: the sequence's transition takes part.
+    """
 
     chunks: range
     body: int = NONE
     keep: int = NONE
+    of_body: bool = True
 
 
 def _block(channels: int) -> int:
@@ -285,7 +291,11 @@ def _carry(
     block = min(32, _block(value_dim)) if columns is None else min(64, _block(value_dim))
     state_blocks = triton.cdiv(value_dim, block)
     column_blocks = 0 if columns is None else triton.cdiv(key_dim, block)
-    rows = [(own.chunks.start, own.chunks.stop, own.body, own.keep) for sequence in stops for own in sequence]
+    rows = [
+        (own.chunks.start, own.chunks.stop, own.body, own.keep, int(own.of_body))
+        for sequence in stops
+        for own in sequence
+    ]
     cu_steps = [0]
     for sequence in stops:
         cu_steps.append(cu_steps[-1] + len(sequence))
@@ -339,6 +349,33 @@ def scan(
     return ScanResult(result.outputs, result.states, columns)
 
 
+def capture(
+    inputs: RecurrenceInputs,
+    cu_runs: Sequence[int],
+    seam_tokens: Sequence[int],
+    states: torch.Tensor,
+    transitions: torch.Tensor,
+) -> CaptureResult:
+    """As `naive.capture`, fp32 on a GPU: seams, bodies and transitions in one launch."""
+    inputs = _contiguous(inputs)
+    edges = [edge for start, seam in zip(cu_runs[:-1], seam_tokens, strict=True) for edge in (start, start + seam)]
+    cu_halves = [*edges, cu_runs[-1]]
+    chunks = _prepare(inputs, cu_halves)
+    pairs = [range(*pair) for pair in pairwise(chunks.first)]
+    stops = [
+        [_Stop(pairs[2 * run], keep=run, of_body=False), _Stop(pairs[2 * run + 1])] for run in range(len(seam_tokens))
+    ]
+    if inputs.beta is None:
+        bodies = slice(1, None, 2)
+        columns = transitions * _decays(inputs, cu_halves, transitions.shape[-2])[bodies]
+        result = _carry(inputs, chunks, stops, states.clone(), None, (), len(stops))
+    else:
+        columns = transitions.clone(memory_format=torch.contiguous_format)
+        result = _carry(inputs, chunks, stops, states.clone(), columns, (), len(stops))
+    seam_states = torch.stack([result.kept[run] for run in range(len(stops))])
+    return CaptureResult(result.outputs, result.states, seam_states, columns)
+
+
 def _decays(inputs: RecurrenceInputs, cu_runs: Sequence[int], rows: int) -> torch.Tensor:
     """The product of each run's decays `[R, H, rows, 1]`: the transition where nothing is erased."""
     lengths = torch.tensor([end - begin for begin, end in pairwise(cu_runs)], device=inputs.q.device)
@@ -374,16 +411,15 @@ def walk(
     return WalkResult(result.outputs, result.states, {part: result.kept[index] for part, index in keep_of.items()})
 
 
-def step(inputs: RecurrenceInputs, states: torch.Tensor) -> WalkResult:
+def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """As `naive.step`, fp32 on a GPU."""
-    inputs = _contiguous(inputs)
-    updated, outputs = states.clone(), torch.empty_like(inputs.v)
-    requests, heads, key_dim, value_dim = states.shape
+    inputs, outputs = _contiguous(inputs), torch.empty_like(inputs.v)
+    heads, key_dim, value_dim = states.shape[1:]
     block = min(32, _block(value_dim))
-    _step_kernel[(requests, heads, triton.cdiv(value_dim, block))](
+    _step_kernel[(len(slots), heads, triton.cdiv(value_dim, block))](
         inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.q if inputs.beta is None else inputs.beta,
-        updated, outputs, heads, key_dim, value_dim,
+        states, slots, outputs, heads, key_dim, value_dim,
         BK=_block(key_dim), BV=block, ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3,
         num_warps=4,
     )  # fmt: skip
-    return WalkResult(outputs, updated, {})
+    return outputs

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["RecurrenceInputs", "ScanResult", "WalkResult"]
+__all__ = ["CaptureResult", "RecurrenceInputs", "ScanResult", "WalkResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,16 @@ class ScanResult:
     outputs: torch.Tensor
     states: torch.Tensor
     transitions: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult:
+    """outputs `[N, H, V]`; states `[R, H, K, V]` behind every run; seam_states: where its seam ends; transitions: of bodies."""
+
+    outputs: torch.Tensor
+    states: torch.Tensor
+    seam_states: torch.Tensor
+    transitions: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

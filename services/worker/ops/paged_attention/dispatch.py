@@ -1,0 +1,26 @@
+"""Paged attention in the best form that a device has."""
+
+from importlib.util import find_spec
+
+import torch
+
+from services.worker.ops.paged_attention import chunked, padded
+from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries
+
+__all__ = ["attend"]
+
+# Wider heads (those of latents) do not fit a tile of the kernel.
+_WIDEST_HEAD = 256
+
+
+def attend(
+    queries: torch.Tensor, asked: PagedQueries, pools: tuple[torch.Tensor, torch.Tensor], shape: AttentionShape
+) -> torch.Tensor:
+    """As `naive.attend`; each request's positions must rise."""
+    if not queries.is_cuda:
+        return chunked.attend(queries, asked, pools, shape)
+    if queries.shape[-1] > _WIDEST_HEAD or pools[0].shape[1] < 16 or find_spec("triton") is None:
+        return padded.attend(queries, asked, pools, shape)
+    from services.worker.ops.paged_attention import triton
+
+    return triton.attend(queries, asked, pools, shape)

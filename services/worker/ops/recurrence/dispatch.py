@@ -1,0 +1,51 @@
+"""The recurrence in the best form that a device has."""
+
+from collections.abc import Collection, Sequence
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.recurrence import chunked
+from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, WalkResult
+
+__all__ = ["capture", "step", "walk"]
+
+
+def _form(inputs: RecurrenceInputs) -> ModuleType:
+    if not inputs.q.is_cuda or find_spec("triton") is None:
+        return chunked
+    from services.worker.ops.recurrence import triton
+
+    return triton
+
+
+def capture(
+    inputs: RecurrenceInputs,
+    cu_runs: Sequence[int],
+    seam_tokens: Sequence[int],
+    states: torch.Tensor,
+    transitions: torch.Tensor,
+) -> CaptureResult:
+    """As `naive.capture`."""
+    result: CaptureResult = _form(inputs).capture(inputs, cu_runs, seam_tokens, states, transitions)
+    return result
+
+
+def walk(
+    inputs: RecurrenceInputs,
+    parts: PartWalk,
+    states: torch.Tensor,
+    bodies: Sequence[Body | None],
+    keep_after: Collection[int] = (),
+) -> WalkResult:
+    """As `naive.walk`."""
+    result: WalkResult = _form(inputs).walk(inputs, parts, states, bodies, keep_after)
+    return result
+
+
+def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """As `naive.step`."""
+    outputs: torch.Tensor = _form(inputs).step(inputs, states, slots)
+    return outputs
