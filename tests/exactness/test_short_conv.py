@@ -67,11 +67,14 @@ def test_a_tail_off_by_one_is_seen(form: ModuleType, device: torch.device) -> No
 
 
 def test_step_equals_a_run_of_one(form: ModuleType, device: torch.device) -> None:
-    rows, weight, tails = _draw(3, CHANNELS, seed=1), _draw(CHANNELS, 4, seed=2), _draw(3, 3, CHANNELS, seed=3)
-    result = form.step(rows.float().to(device), weight.float().to(device), tails.float().to(device))
-    for row in range(3):
-        assert_close(result.outputs[row], convolve(rows[row : row + 1], weight, tails[row])[0], TOLERANCE)
-        assert_close(result.tails[row], torch.cat([tails[row, 1:], rows[row : row + 1]]), TOLERANCE)
+    """Requests in slots out of order; a slot that none of them has is left alone."""
+    rows, weight, tails = _draw(3, CHANNELS, seed=1), _draw(CHANNELS, 4, seed=2), _draw(4, 3, CHANNELS, seed=3)
+    running, slots = tails.float().to(device), torch.tensor([3, 0, 2], device=device)
+    outputs = form.step(rows.float().to(device), weight.float().to(device), running, slots)
+    for row, slot in enumerate(slots.tolist()):
+        assert_close(outputs[row], convolve(rows[row : row + 1], weight, tails[slot])[0], TOLERANCE)
+        assert_close(running[slot], torch.cat([tails[slot, 1:], rows[row : row + 1]]), TOLERANCE)
+    assert torch.equal(running[1].cpu(), tails[1].float())
 
 
 def test_requests_of_one_walk_are_apart(form: ModuleType, device: torch.device) -> None:

@@ -21,7 +21,7 @@ from services.worker.ops.recurrence import RecurrenceInputs
 from services.worker.ops.recurrence import dispatch as recurrence
 from services.worker.ops.rotary import Rotary
 from services.worker.ops.short_conv import ConvResult
-from services.worker.ops.short_conv import chunked as short_conv
+from services.worker.ops.short_conv import dispatch as short_conv
 
 __all__ = ["LinearMixer", "LinearProjection", "Projected"]
 
@@ -130,9 +130,7 @@ class LinearMixer:
         projected = self.projection.project(hidden)
         rows = projected.rows
         if self.projection.conv is not None:
-            conv = short_conv.step(rows, self.projection.conv, self.slots.tails[batch.slots])
-            rows = conv.outputs
-            self.slots.tails[batch.slots] = conv.tails
+            rows = short_conv.step(rows, self.projection.conv, self.slots.tails, batch.slots)
         inputs = self._inputs(rows, projected, batch.queries.positions)
         outputs = recurrence.step(inputs, self.slots.states, batch.slots)
         return self.projection.output(outputs.to(hidden.dtype), projected)

@@ -63,7 +63,8 @@ def _token_rows(parts: PartWalk, history: int, device: torch.device) -> torch.Te
     return (torch.arange(parts.num_tokens) + shifts.repeat_interleave(lengths)).to(device)
 
 
-def step(inputs: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor) -> ConvResult:
+def step(inputs: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """As `naive.step`, all requests at once."""
-    windows = torch.cat([tails, inputs[:, None]], dim=1)
-    return ConvResult((windows * weight.T).sum(1), windows[:, 1:], {})
+    windows = torch.cat([tails[slots], inputs[:, None]], dim=1)
+    tails[slots] = windows[:, 1:]
+    return (windows * weight.T).sum(1)

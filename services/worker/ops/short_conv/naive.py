@@ -38,8 +38,13 @@ def walk(
     return ConvResult(outputs, end_tails, kept)
 
 
-def step(inputs: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor) -> ConvResult:
-    """One token a request: inputs `[B, C]`, tails `[B, K − 1, C]`."""
+def step(inputs: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """One token a request: inputs `[B, C]`; the tails `[slots, K − 1, C]` in slots `[B]` advance in place.
+
+    Returns outputs `[B, C]`.
+    """
     requests = inputs.shape[0]
     parts = PartWalk(tuple(range(requests + 1)), tuple(range(requests + 1)))
-    return walk(inputs, weight, parts, tails, [None] * requests)
+    result = walk(inputs, weight, parts, tails[slots], [None] * requests)
+    tails[slots] = result.tails
+    return result.outputs

@@ -1,0 +1,159 @@
+"""The short convolution on a GPU: one launch for all runs, one for a step.
+
+Before the launch a table says which row each of a token's `K − 1` predecessors is: a live row, or behind those a row of a
+stacked tail. The rows of the end tails are found in the same way and copied by the last programs. The table depends on the
+walk alone and serves all layers of a pass.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from services.worker.ops.layout import PartWalk
+from services.worker.ops.short_conv.types import ConvResult
+
+__all__ = ["step", "walk"]
+
+_TOKENS, _CHANNELS = 16, 256
+_STEP_CHANNELS = 512
+
+
+@triton.jit
+def _load_rows(inputs, tails, row, m_r, o_c, N, C, stride):
+    """Rows `[BT, BC]`, live ones below N and those of tails from there on."""
+    m_c = (o_c < C)[None, :]
+    p_x = row.to(tl.int64)[:, None] * stride + o_c[None, :]
+    b_x = tl.load(inputs + p_x, mask=(m_r & (row < N))[:, None] & m_c, other=0.0)
+    p_h = (row - N).to(tl.int64)[:, None] * C + o_c[None, :]
+    b_h = tl.load(tails + p_h, mask=(m_r & (row >= N))[:, None] & m_c, other=0.0)
+    return tl.where((row < N)[:, None], b_x, b_h)
+
+
+@triton.jit
+def _walk_kernel(
+    inputs, weight, tails, predecessors, ends, outputs, end_tails, N, R, C, stride,
+    TAPS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """A block of tokens and channels; behind the last token a block of the R rows of end tails."""
+    i_t, i_c = tl.program_id(0), tl.program_id(1)
+    num_blocks = (N + BT - 1) // BT
+    o_c = i_c * BC + tl.arange(0, BC)
+    m_c = (o_c < C)[None, :]
+    if i_t < num_blocks:
+        o_t = i_t * BT + tl.arange(0, BT)
+        m_t = o_t < N
+        b_y = tl.zeros([BT, BC], dtype=tl.float32)
+        for i_k in tl.static_range(TAPS):
+            row = tl.load(predecessors + o_t * (TAPS - 1) + i_k, mask=m_t, other=0) if i_k < TAPS - 1 else o_t
+            b_x = _load_rows(inputs, tails, row, m_t, o_c, N, C, stride).to(tl.float32)
+            b_y += b_x * tl.load(weight + o_c * TAPS + i_k, mask=o_c < C, other=0.0).to(tl.float32)[None, :]
+        p_y = o_t.to(tl.int64)[:, None] * C + o_c[None, :]
+        tl.store(outputs + p_y, b_y.to(outputs.dtype.element_ty), mask=m_t[:, None] & m_c)
+    else:
+        o_r = (i_t - num_blocks) * BT + tl.arange(0, BT)
+        source = tl.load(ends + o_r, mask=o_r < R, other=0)
+        b_e = _load_rows(inputs, tails, source, o_r < R, o_c, N, C, stride)
+        p_e = o_r.to(tl.int64)[:, None] * C + o_c[None, :]
+        tl.store(end_tails + p_e, b_e.to(end_tails.dtype.element_ty), mask=(o_r < R)[:, None] & m_c)
+
+
+@triton.jit
+def _step_kernel(
+    inputs, weight, tails, slots, outputs, C, stride,
+    TAPS: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """One token of one request and block of channels; its tail moves up by a row."""
+    i_b = tl.program_id(0).to(tl.int64)
+    o_c = tl.program_id(1) * BC + tl.arange(0, BC)
+    m_c = o_c < C
+    home = tails + tl.load(slots + i_b).to(tl.int64) * (TAPS - 1) * C + o_c
+    b_y = tl.zeros([BC], dtype=tl.float32)
+    for i_k in tl.static_range(TAPS):
+        if i_k < TAPS - 1:
+            b_x = tl.load(home + i_k * C, mask=m_c, other=0.0)
+        else:
+            b_x = tl.load(inputs + i_b * stride + o_c, mask=m_c, other=0.0).to(tails.dtype.element_ty)
+        b_y += b_x.to(tl.float32) * tl.load(weight + o_c * TAPS + i_k, mask=m_c, other=0.0).to(tl.float32)
+        if i_k > 0:
+            tl.store(home + (i_k - 1) * C, b_x, mask=m_c)
+    tl.store(outputs + i_b * C + o_c, b_y.to(outputs.dtype.element_ty), mask=m_c)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """predecessors `[N, K − 1]`; ends `[(B + kept) (K − 1)]`: the rows of the tails behind every request and kept part. int32."""
+
+    predecessors: torch.Tensor
+    ends: torch.Tensor
+
+
+def _rows(parts: PartWalk, history: int, stored: Sequence[bool], kept: Sequence[int], device: torch.device) -> _Rows:
+    """Rows of tails stand behind the live ones: the requests' first, then those of stored bodies, in order."""
+    tokens, requests = parts.num_tokens, len(parts.cu_parts) - 1
+    heads: list[int] = []
+    before_heads: list[list[int]] = []
+    ends: list[list[int]] = []
+    kept_ends: dict[int, list[int]] = {}
+    next_body = tokens + requests * history
+    for request in range(requests):
+        tail = list(range(tokens + request * history, tokens + (request + 1) * history))
+        for part in parts.parts_of(request):
+            run = parts.run(part)
+            head = range(run.start, min(run.stop, run.start + history))
+            known = [*tail, *head]
+            heads += head
+            before_heads += [known[place : place + history] for place in range(len(head))]
+            tail = [*tail, *range(max(run.start, run.stop - history), run.stop)][-history:]
+            if stored[part]:
+                tail = list(range(next_body, next_body + history))
+                next_body += history
+            if part in kept:
+                kept_ends[part] = tail
+        ends.append(tail)
+    ends += [kept_ends[part] for part in kept]
+    predecessors = torch.arange(tokens, dtype=torch.int32)[:, None] + torch.arange(-history, 0, dtype=torch.int32)
+    if heads:
+        predecessors[heads] = torch.tensor(before_heads, dtype=torch.int32)
+    return _Rows(predecessors.to(device), torch.tensor(ends, dtype=torch.int32, device=device))
+
+
+def walk(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    parts: PartWalk,
+    tails: torch.Tensor,
+    body_tails: Sequence[torch.Tensor | None],
+    keep_after: Collection[int] = (),
+) -> ConvResult:
+    """As `naive.walk`, on a GPU, products and sums in fp32; channels of a row must be contiguous."""
+    (tokens, channels), (requests, history, _) = inputs.shape, tails.shape
+    kept, stored = sorted(keep_after), [tail is not None for tail in body_tails]
+    key = f"short_conv {history} {stored} {kept}"
+    if key not in parts.prepared:
+        parts.prepared[key] = _rows(parts, history, stored, kept, inputs.device)
+    rows: _Rows = parts.prepared[key]
+    stacked = torch.cat([tails.flatten(0, 1), *(tail for tail in body_tails if tail is not None)])
+    outputs = inputs.new_empty(tokens, channels)
+    end_tails = tails.new_empty(requests + len(kept), history, channels)
+    num_ends = rows.ends.numel()
+    blocks = triton.cdiv(tokens, _TOKENS) + triton.cdiv(num_ends, _TOKENS)
+    _walk_kernel[(blocks, triton.cdiv(channels, _CHANNELS))](
+        inputs, weight.contiguous(), stacked, rows.predecessors, rows.ends, outputs, end_tails,
+        tokens, num_ends, channels, inputs.stride(0),
+        TAPS=history + 1, BT=_TOKENS, BC=_CHANNELS, num_warps=4,
+    )  # fmt: skip
+    return ConvResult(outputs, end_tails[:requests], dict(zip(kept, end_tails[requests:], strict=True)))
+
+
+def step(inputs: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """As `naive.step`, on a GPU; channels of a row must be contiguous."""
+    requests, channels = inputs.shape
+    outputs = inputs.new_empty(requests, channels)
+    _step_kernel[(requests, triton.cdiv(channels, _STEP_CHANNELS))](
+        inputs, weight.contiguous(), tails, slots, outputs, channels, inputs.stride(0),
+        TAPS=weight.shape[1], BC=_STEP_CHANNELS, num_warps=4,
+    )  # fmt: skip
+    return outputs
