@@ -24,7 +24,7 @@ SURFACES = {
         "FinishedEvent", "GenerateEvent", "GenerateRequest", "PrefilledEvent", "PromptPart", "PromptTooLargeError",
         "ServedPart", "Serving", "SnapshotOrder", "StoredSnapshot", "TokenEvent",
     ],
-    "services.worker.ops.recurrence.naive": ["scan", "step", "walk"],
+    "services.worker.ops.recurrence.naive": ["capture", "scan", "step", "walk"],
     "services.worker.ops.short_conv.naive": ["step", "walk"],
     "services.worker.ops.paged_attention.naive": ["attend"],
     "services.worker.ops.routed_swiglu.naive": ["feed_forward"],
