@@ -107,13 +107,20 @@ def passages(
     out: Annotated[Path, typer.Option(help="Where the rows go.")] = _RESULTS / "smollm2.json",
 ) -> None:
     """Compose documents of a question file under any checkpoint, against a full recompute."""
+    from eval.passage_prompts import QuestionFileError
     from eval.passages import PassageOptions, run_passages, write_passages
+    from services.worker.models.errors import CheckpointError
 
     options = PassageOptions(checkpoint, questions, count, seconds, document_tokens, device)
     # The file is the caller's own: its name is told, not where it lies.
     told = {questions: questions.name, out: out.name}
     words = [told.get(Path(word), word) for word in sys.argv[1:]]
-    write_passages(out, options, shlex.join(["python", "-m", "eval", *words]), run_passages(options))
+    try:
+        outcomes = run_passages(options)
+    except (CheckpointError, QuestionFileError) as error:
+        typer.echo(f"eval passages: {error}", err=True)
+        raise typer.Exit(2) from error
+    write_passages(out, options, shlex.join(["python", "-m", "eval", *words]), outcomes)
 
 
 @app.command()
