@@ -19,7 +19,7 @@ __all__ = [
 PUBLISHED = Setting(Mode.COMPOSE, Prime.SYSTEM, SeamWindow(8))
 PUBLISHED_UNPRIMED = Setting(Mode.COMPOSE, Prime.NONE, SeamWindow(8))
 # What the demo model's profile says.
-DEFAULT_SETTING = Setting(Mode.COMPOSE, Prime.START, SeamWindow(32, 0.15, 128))
+DEFAULT_SETTING = Setting(Mode.COMPOSE, Prime.START, SeamWindow(32, 0.125, 128))
 # The windows that the default is chosen from: fixed ones, and shares that a window grows to.
 FIXED_WINDOWS = tuple(Setting(Mode.COMPOSE, Prime.START, SeamWindow(tokens)) for tokens in (8, 32, 64))
 GROWING_WINDOWS = tuple(Setting(Mode.COMPOSE, Prime.START, SeamWindow(32, share, 128)) for share in (0.125, 0.15, 0.2))

@@ -22,6 +22,8 @@ __all__ = ["MAIN_GROUP", "write_report"]
 # Settings were asked different numbers of questions of the sets, so that only figures within one set compare.
 MAIN_GROUP = f"set {SetKind.STANDARD}"
 _FLIPS_KEPT = 60
+# Fewer say nothing: a run whose time ran out leaves such behind.
+_MIN_QUESTIONS = 30
 
 
 def write_report(record: RunRecord, checkpoint: Path, stem: Path) -> str:
@@ -29,7 +31,7 @@ def write_report(record: RunRecord, checkpoint: Path, stem: Path) -> str:
     prompts = {own.number: own for own in load_prompts(checkpoint, record.sets)}
     asked = {own.question for own in record.outcomes}
     groups = _groups(record, [prompts[number] for number in asked])
-    summaries = summarise(record.outcomes, groups)
+    summaries = [own for own in summarise(record.outcomes, groups) if own.questions >= _MIN_QUESTIONS]
     stem.parent.mkdir(parents=True, exist_ok=True)
     rows = [row for own in summaries for row in _rows(own)]
     path = stem.with_suffix(".json")
