@@ -4,7 +4,8 @@ import contextvars
 import logging
 import secrets
 import sys
-from typing import Literal
+import warnings
+from typing import Literal, TextIO
 
 import structlog
 from prometheus_client import CollectorRegistry, start_http_server
@@ -45,7 +46,7 @@ def _add_field(name: str, value: str) -> structlog.typing.Processor:
 
 
 def configure_logging(service: str, level: str, log_format: Literal["json", "console"]) -> None:
-    """Send this process's logs to standard error, one event a line."""
+    """Send this process's logs, and what it warns of, to standard error, one event a line."""
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
@@ -64,6 +65,19 @@ def configure_logging(service: str, level: str, log_format: Literal["json", "con
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
+    warnings.showwarning = _log_warning
+
+
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning of a library, or of the model that is loaded, as one event; by itself it would take two lines."""
+    get_logger().warning("warning", category=category.__name__, reason=str(message))
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:
