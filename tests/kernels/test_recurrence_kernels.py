@@ -112,11 +112,16 @@ def test_step(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> 
 
 
 def test_gates_that_forget_at_once(rule: Rule, device: torch.device) -> None:
-    """Neither an overflow nor a division by zero."""
+    """Neither an overflow nor a slow gate lost beside a fast one, against fp64."""
     shape = SHAPES[0]
     inputs = _inputs(70, shape, rule, device)
-    harsh = RecurrenceInputs(inputs.q, inputs.k, inputs.v, inputs.log_decay * 0 - 70, inputs.beta)
+    fast = torch.rand(inputs.log_decay.shape, generator=torch.Generator().manual_seed(1)) < 0.1
+    log_decay = torch.where(fast.to(device), -200.0, inputs.log_decay)
+    harsh = RecurrenceInputs(inputs.q, inputs.k, inputs.v, log_decay, inputs.beta)
     starts, identity = _states(1, shape, device), _identity(rule, shape, device)[:1]
-    expected, actual = naive.scan(harsh, (0, 70), starts, identity), kernels.scan(harsh, (0, 70), starts, identity)
+    actual = kernels.scan(harsh, (0, 70), starts, identity)
+    beta = None if harsh.beta is None else harsh.beta.double()
+    wide = RecurrenceInputs(harsh.q.double(), harsh.k.double(), harsh.v.double(), harsh.log_decay.double(), beta)
+    expected = naive.scan(wide, (0, 70), starts.double(), identity.double())
     assert_close(actual.outputs, expected.outputs, TOLERANCE)
     assert_close(actual.states, expected.states, TOLERANCE)

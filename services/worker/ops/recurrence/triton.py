@@ -27,57 +27,66 @@ NONE = -1
 @triton.jit
 def _prepare_kernel(
     q, k, v, log_decay, beta, starts, ends,
-    sums, readers, values, scores,
-    H, K, V,
+    queries, writers, readers, values, scores, decays,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ERASES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head; chunk rows behind the run's end count as tokens that do nothing."""
+    """One chunk of one head; chunk rows behind the run's end count as tokens that do nothing.
+
+    Log decays between two tokens are summed, not subtracted: the difference of two long sums loses a slow gate beside one
+    that forgets at once.
+    """
     i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start, end = tl.load(starts + i_m), tl.load(ends + i_m)
-    o_l = tl.arange(0, L)
-    o_k = tl.arange(0, BK)
-    o_t = start + o_l
-    m_t = o_t < end
+    start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
+    o_l, o_k, o_v = tl.arange(0, L), tl.arange(0, BK), tl.arange(0, BV)
+    row = start * H + i_h
+    m_t = start + o_l < end
+    last = tl.minimum(end - start, L) - 1
     m_k = m_t[:, None] & (o_k < K)[None, :]
-    p_k = (o_t[:, None] * H + i_h) * K + o_k[None, :]
+    p_k = row * K + o_l[:, None] * (H * K) + o_k[None, :]
+    p_t = row + o_l * H
     b_q = tl.load(q + p_k, mask=m_k, other=0.0)
     b_k = tl.load(k + p_k, mask=m_k, other=0.0)
-    lower = o_l[:, None] >= o_l[None, :]
     if CHANNELS:
-        b_g = tl.cumsum(tl.load(log_decay + p_k, mask=m_k, other=0.0), axis=0)
-        tl.store(sums + p_k, b_g, mask=m_k)
+        b_x = tl.load(log_decay + p_k, mask=m_k, other=0.0)
+        b_g = tl.cumsum(b_x, axis=0)
         b_s = tl.zeros([L, L], dtype=tl.float32)
         b_a = tl.zeros([L, L], dtype=tl.float32)
+        b_r = tl.zeros([L, BK], dtype=tl.float32)
         for j in range(L):
-            here = (o_l == j)[:, None]
-            b_gj = tl.sum(tl.where(here, b_g, 0.0), axis=0)
-            b_kj = tl.sum(tl.where(here, b_k, 0.0), axis=0)
-            # Only tokens at or behind j: the exponent of the others would be positive.
-            passed = tl.where((o_l >= j)[:, None], b_g - b_gj[None, :], float("-inf"))
-            reach = tl.exp(passed) * b_kj[None, :]
+            b_p = tl.cumsum(tl.where((o_l > j)[:, None], b_x, 0.0), axis=0)
+            b_kj = tl.sum(tl.where((o_l == j)[:, None], b_k, 0.0), axis=0)
+            reach = tl.where((o_l >= j)[:, None], tl.exp(b_p) * b_kj[None, :], 0.0)
             column = (o_l == j)[None, :]
             b_s = tl.where(column, tl.sum(b_q * reach, axis=1)[:, None], b_s)
             b_a = tl.where(column, tl.sum(b_k * reach, axis=1)[:, None], b_a)
-        b_kg = b_k * tl.exp(b_g)
+            rest = tl.sum(tl.where((o_l == last)[:, None], b_p, 0.0), axis=0)
+            b_r = tl.where((o_l == j)[:, None], rest[None, :], b_r)
+        whole = tl.sum(tl.where((o_l == last)[:, None], b_g, 0.0), axis=0)
+        tl.store(decays + (i_m * H + i_h) * K + o_k, tl.exp(whole), mask=o_k < K)
+        b_e = tl.exp(b_g)
+        b_r = tl.exp(b_r)
     else:
-        b_g = tl.cumsum(tl.load(log_decay + o_t * H + i_h, mask=m_t, other=0.0), axis=0)
-        tl.store(sums + o_t * H + i_h, b_g, mask=m_t)
-        decays = tl.exp(tl.where(lower, b_g[:, None] - b_g[None, :], float("-inf")))
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="tf32x3") * decays
-        b_a = tl.dot(b_k, tl.trans(b_k), input_precision="tf32x3") * decays
-        b_kg = b_k * tl.exp(b_g)[:, None]
-    p_s = (o_t[:, None] * H + i_h) * L + o_l[None, :]
-    tl.store(scores + p_s, b_s, mask=m_t[:, None])
+        b_x = tl.load(log_decay + p_t, mask=m_t, other=0.0)
+        b_g = tl.cumsum(b_x, axis=0)
+        b_p = tl.cumsum(tl.where(o_l[:, None] > o_l[None, :], b_x[:, None], 0.0), axis=0)
+        near = tl.where(o_l[:, None] >= o_l[None, :], tl.exp(b_p), 0.0)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="tf32x3") * near
+        b_a = tl.dot(b_k, tl.trans(b_k), input_precision="tf32x3") * near
+        tl.store(decays + i_m * H + i_h, tl.exp(tl.sum(tl.where(o_l == last, b_g, 0.0), axis=0)))
+        b_e = tl.exp(b_g)[:, None]
+        b_r = tl.exp(tl.sum(tl.where((o_l == last)[:, None], b_p, 0.0), axis=0))[:, None]
+    tl.store(queries + p_k, b_q * b_e, mask=m_k)
+    tl.store(writers + p_k, b_k * b_r, mask=m_k)
+    tl.store(scores + row * L + o_l[:, None] * (H * L) + o_l[None, :], b_s, mask=m_t[:, None])
     if ERASES:
-        b_b = tl.load(beta + o_t * H + i_h, mask=m_t, other=0.0)
-        b_i = _unit_lower_inverse(tl.where(o_l[:, None] > o_l[None, :], b_a * b_b[:, None], 0.0), L)
-        b_w = tl.dot(b_i, b_kg * b_b[:, None], input_precision="tf32x3")
-        tl.store(readers + p_k, b_w, mask=m_k)
-        o_v = tl.arange(0, BV)
+        b_b = tl.load(beta + p_t, mask=m_t, other=0.0)[:, None]
+        b_i = _unit_lower_inverse(tl.where(o_l[:, None] > o_l[None, :], b_a * b_b, 0.0), L)
+        tl.store(readers + p_k, tl.dot(b_i, b_k * b_e * b_b, input_precision="tf32x3"), mask=m_k)
         m_v = m_t[:, None] & (o_v < V)[None, :]
-        p_v = (o_t[:, None] * H + i_h) * V + o_v[None, :]
+        p_v = row * V + o_l[:, None] * (H * V) + o_v[None, :]
         b_v = tl.load(v + p_v, mask=m_v, other=0.0)
-        tl.store(values + p_v, tl.dot(b_i, b_v * b_b[:, None], input_precision="tf32x3"), mask=m_v)
+        tl.store(values + p_v, tl.dot(b_i, b_v * b_b, input_precision="tf32x3"), mask=m_v)
 
 
 @triton.jit
@@ -100,13 +109,13 @@ def _fp32(addresses, index):
 
 
 @triton.jit
-def _apply(transitions, body, b_h, i_h, K, BK: tl.constexpr, BODY: tl.constexpr):
+def _apply(transitions, body, b_h, i_h, K: tl.constexpr, BK: tl.constexpr, BODY: tl.constexpr):
     """`T · state`; an address of 0 is a body that forgets what came before."""
     o_k = tl.arange(0, BK)
     m_k = (o_k < K) & (tl.load(transitions + body) != 0)
     stored = _fp32(transitions, body)
     if BODY == 2:
-        p_x = (i_h * K + o_k[:, None]) * K + o_k[None, :]
+        p_x = i_h * K * K + o_k[:, None] * K + o_k[None, :]
         b_x = tl.load(stored + p_x, mask=m_k[:, None] & (o_k < K)[None, :], other=0.0)
         b_h = tl.dot(b_x, b_h, input_precision="tf32x3")
     elif BODY == 1:
@@ -118,71 +127,70 @@ def _apply(transitions, body, b_h, i_h, K, BK: tl.constexpr, BODY: tl.constexpr)
 
 @triton.jit
 def _carry_kernel(
-    q, k, sums, readers, values, scores, starts, ends,
+    queries, writers, readers, values, scores, decays, starts, ends,
     cu_steps, steps, transitions, end_states,
-    states, columns, outputs, kept,
-    H, K, V, num_state_blocks,
+    states, columns, outputs, kept, num_state_blocks,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ERASES: tl.constexpr, CHANNELS: tl.constexpr, BODY: tl.constexpr,
+    ERASES: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, BODY: tl.constexpr,
 ):  # fmt: skip
     """One sequence, one head, one block of columns `[K, BV]` of its state, or of its transition.
 
     steps rows: first chunk, last chunk, body, where to keep the state behind it, whether the transition takes part. A delta
-    rule's transition blocks are behind the state's; they write into `columns` and read nothing out.
+    rule's transition blocks are behind the state's; they write into `columns` and read nothing out. BODY: the form of
+    stored transitions, below 0 where no sequence has a body.
     """
     i_r, i_h, i_c = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    of_state = i_c < num_state_blocks
     o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
-    width = tl.where(of_state, V, K)
-    o_c = tl.where(of_state, i_c, i_c - num_state_blocks) * BV + tl.arange(0, BV)
-    m_c = o_c < width
-    m_h = (o_k < K)[:, None] & m_c[None, :]
-    p_h = ((i_r * H + i_h) * K + o_k[:, None]) * width + o_c[None, :]
-    home = states
-    if not of_state:
-        home = columns
+    of_state = True
+    width, home = V, states
+    if COLUMNS:
+        of_state = i_c < num_state_blocks
+        width = tl.where(of_state, V, K)
+        i_c = tl.where(of_state, i_c, i_c - num_state_blocks)
+        if not of_state:
+            home = columns
+    o_c = i_c * BV + tl.arange(0, BV)
+    m_c = (o_c < width)[None, :]
+    m_h = (o_k < K)[:, None] & m_c
+    p_h = (i_r * H + i_h) * K * width + o_k[:, None] * width + o_c[None, :]
     b_h = tl.load(home + p_h, mask=m_h, other=0.0)
     for i_s in range(tl.load(cu_steps + i_r), tl.load(cu_steps + i_r + 1)):
         first_chunk, last_chunk = tl.load(steps + 5 * i_s), tl.load(steps + 5 * i_s + 1)
-        takes_part = of_state | (tl.load(steps + 5 * i_s + 4) != 0)
-        for i_m in range(first_chunk, tl.where(takes_part, last_chunk, first_chunk)):
-            start, end = tl.load(starts + i_m), tl.load(ends + i_m)
-            last = tl.minimum(end, start + L) - 1
-            o_t = start + o_l
-            m_t = o_t < end
-            m_k = m_t[:, None] & (o_k < K)[None, :]
-            p_k = (o_t[:, None] * H + i_h) * K + o_k[None, :]
-            p_v = (o_t[:, None] * H + i_h) * V + o_c[None, :]
-            m_v = m_t[:, None] & m_c[None, :] & of_state
-            b_u = tl.load(values + p_v, mask=m_v, other=0.0)
+        if COLUMNS:
+            takes_part = of_state | (tl.load(steps + 5 * i_s + 4) != 0)
+            last_chunk = tl.where(takes_part, last_chunk, first_chunk)
+        for i_m in range(first_chunk, last_chunk):
+            start = tl.load(starts + i_m).to(tl.int64)
+            m_t = (start + o_l < tl.load(ends + i_m))[:, None]
+            m_k = m_t & (o_k < K)[None, :]
+            row = start * H + i_h
+            p_k = row * K + o_l[:, None] * (H * K) + o_k[None, :]
+            p_v = row * V + o_l[:, None] * (H * V) + o_c[None, :]
+            b_u = tl.load(values + p_v, mask=m_t & m_c & of_state, other=0.0)
             if ERASES:
                 b_w = tl.load(readers + p_k, mask=m_k, other=0.0)
                 b_u -= tl.dot(b_w, b_h, input_precision="tf32x3")
-            b_k = tl.load(k + p_k, mask=m_k, other=0.0)
-            if CHANNELS:
-                b_g = tl.load(sums + p_k, mask=m_k, other=0.0)
-                b_last = tl.load(sums + (last * H + i_h) * K + o_k, mask=o_k < K, other=0.0)
-                b_k = b_k * tl.exp(tl.where(m_k, b_last[None, :] - b_g, 0.0))
-                b_d = tl.exp(b_last)[:, None]
-            else:
-                b_g = tl.load(sums + o_t * H + i_h, mask=m_t, other=0.0)
-                b_last = tl.load(sums + last * H + i_h)
-                b_k = b_k * tl.exp(tl.where(m_t, b_last - b_g, 0.0))[:, None]
-                b_d = tl.exp(b_last)
             if of_state:
-                b_q = tl.load(q + p_k, mask=m_k, other=0.0)
-                b_q = b_q * (tl.exp(b_g) if CHANNELS else tl.exp(b_g)[:, None])
-                b_s = tl.load(scores + (o_t[:, None] * H + i_h) * L + o_l[None, :], mask=m_t[:, None], other=0.0)
+                b_q = tl.load(queries + p_k, mask=m_k, other=0.0)
+                b_s = tl.load(scores + row * L + o_l[:, None] * (H * L) + o_l[None, :], mask=m_t, other=0.0)
                 b_o = tl.dot(b_q, b_h, input_precision="tf32x3") + tl.dot(b_s, b_u, input_precision="tf32x3")
-                tl.store(outputs + p_v, b_o, mask=m_v)
-            b_h = b_d * b_h + tl.dot(tl.trans(b_k), b_u, input_precision="tf32x3")
-        body = tl.load(steps + 5 * i_s + 2)
-        if body >= 0:
-            b_e = tl.load(_fp32(end_states, body) + (i_h * K + o_k[:, None]) * V + o_c[None, :], mask=m_h, other=0.0)
-            b_h = b_e + _apply(transitions, body, b_h, i_h, K, BK, BODY)
+                tl.store(outputs + p_v, b_o, mask=m_t & m_c)
+            if CHANNELS:
+                b_h *= tl.load(decays + (i_m * H + i_h) * K + o_k, mask=o_k < K, other=0.0)[:, None]
+            else:
+                b_h *= tl.load(decays + i_m * H + i_h)
+            b_k = tl.load(writers + p_k, mask=m_k, other=0.0)
+            b_h += tl.dot(tl.trans(b_k), b_u, input_precision="tf32x3")
+        if BODY >= 0:
+            body = tl.load(steps + 5 * i_s + 2)
+            if body >= 0:
+                p_e = i_h * K * V + o_k[:, None] * V + o_c[None, :]
+                b_e = tl.load(_fp32(end_states, body) + p_e, mask=m_h, other=0.0)
+                b_h = b_e + _apply(transitions, body, b_h, i_h, K, BK, BODY)
         keep = tl.load(steps + 5 * i_s + 3).to(tl.int64)
         if (keep >= 0) & of_state:
-            tl.store(kept + ((keep * H + i_h) * K + o_k[:, None]) * V + o_c[None, :], b_h, mask=m_h)
+            tl.store(kept + (keep * H + i_h) * K * V + o_k[:, None] * V + o_c[None, :], b_h, mask=m_h)
     tl.store(home + p_h, b_h, mask=m_h)
 
 
@@ -222,10 +230,12 @@ class _Chunks:
     ends: torch.Tensor
     first: tuple[int, ...]
     length: int
-    sums: torch.Tensor
+    queries: torch.Tensor
+    writers: torch.Tensor
     readers: torch.Tensor
     values: torch.Tensor
     scores: torch.Tensor
+    decays: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,18 +271,20 @@ def _prepare(inputs: RecurrenceInputs, cu_runs: Sequence[int]) -> _Chunks:
         ends=torch.tensor(ends, dtype=torch.int32, device=device),
         first=tuple(first),
         length=length,
-        sums=torch.empty_like(inputs.log_decay),
+        queries=torch.empty_like(inputs.q),
+        writers=torch.empty_like(inputs.k),
         readers=torch.empty_like(inputs.k) if erases else inputs.k,
         values=torch.empty_like(inputs.v) if erases else inputs.v,
         scores=inputs.q.new_empty(tokens, heads, length),
+        decays=inputs.q.new_empty(len(starts), *inputs.log_decay.shape[1:]),
     )
     if starts:
         _prepare_kernel[(len(starts), heads)](
             inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta if erases else inputs.q,
-            chunks.starts, chunks.ends, chunks.sums, chunks.readers, chunks.values, chunks.scores,
-            heads, key_dim, inputs.v.shape[-1],
-            L=length, BK=_block(key_dim), BV=_block(inputs.v.shape[-1]), ERASES=erases, CHANNELS=every_channel,
-            num_warps=4,
+            chunks.starts, chunks.ends,
+            chunks.queries, chunks.writers, chunks.readers, chunks.values, chunks.scores, chunks.decays,
+            H=heads, K=key_dim, V=inputs.v.shape[-1], L=length, BK=_block(key_dim), BV=_block(inputs.v.shape[-1]),
+            ERASES=erases, CHANNELS=every_channel, num_warps=8, num_stages=1,
         )  # fmt: skip
     return chunks
 
@@ -288,7 +300,7 @@ def _carry(
 ) -> WalkResult:
     """Carry states `[R, H, K, V]`, and transition columns `[R, H, K, K]` where given, both in place."""
     device, (heads, key_dim, value_dim) = inputs.q.device, states.shape[1:]
-    block = min(32, _block(value_dim)) if columns is None else min(64, _block(value_dim))
+    block = min(32, _block(value_dim))
     state_blocks = triton.cdiv(value_dim, block)
     column_blocks = 0 if columns is None else triton.cdiv(key_dim, block)
     rows = [
@@ -307,20 +319,22 @@ def _carry(
     outputs = torch.empty_like(inputs.v)
     kept = states.new_empty(max(1, num_kept), heads, key_dim, value_dim)
     _carry_kernel[(len(stops), heads, state_blocks + column_blocks)](
-        inputs.q, inputs.k, chunks.sums, chunks.readers, chunks.values, chunks.scores, chunks.starts, chunks.ends,
+        chunks.queries, chunks.writers, chunks.readers, chunks.values, chunks.scores, chunks.decays,
+        chunks.starts, chunks.ends,
         torch.tensor(cu_steps, dtype=torch.int32, device=device),
         torch.tensor(rows, dtype=torch.int32, device=device),
-        table[0], table[1], states, states if columns is None else columns, outputs, kept,
-        heads, key_dim, value_dim, state_blocks,
-        L=chunks.length, BK=_block(key_dim), BV=block,
-        ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3, BODY=_body_form(bodies),
-        num_warps=4,
+        table[0], table[1], states, states if columns is None else columns, outputs, kept, state_blocks,
+        H=heads, K=key_dim, V=value_dim, L=chunks.length, BK=_block(key_dim), BV=block,
+        ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3, COLUMNS=columns is not None,
+        BODY=_body_form(bodies), num_warps=4, num_stages=1,
     )  # fmt: skip
     return WalkResult(outputs, states, dict(enumerate(kept[:num_kept])))
 
 
 def _body_form(bodies: Sequence[Body]) -> int:
-    """2 dense, 1 diagonal, 0 one number a head."""
+    """2 dense, 1 diagonal, 0 one number a head, −1 no body."""
+    if not bodies:
+        return NONE
     shapes = [body.transition.shape[-2:] for body in bodies if body.transition is not None]
     if not shapes or shapes[0][1] > 1:
         return 2
