@@ -1,12 +1,21 @@
 """The classical mistakes of composition, and which of them a family can make."""
 
+from dataclasses import replace
 from enum import StrEnum
 
 import torch
 
-from tests.exactness.reference_model import ReferenceAttention, ReferenceLinear, ReferenceModel
+from tests.exactness.reference import Maps
+from tests.exactness.reference_model import (
+    AttentionRecord,
+    LinearRecord,
+    Record,
+    ReferenceAttention,
+    ReferenceLinear,
+    ReferenceModel,
+)
 
-__all__ = ["Mistake", "possible_mistakes"]
+__all__ = ["Mistake", "edit_record", "possible_mistakes"]
 
 
 class Mistake(StrEnum):
@@ -34,6 +43,29 @@ def possible_mistakes(reference: ReferenceModel) -> list[Mistake]:
     if any(mixer.turns for mixer in attention):
         found.append(Mistake.SHIFTED_KEYS)
     return found
+
+
+def edit_record(record: Record, mistake: Mistake) -> Record:
+    """A record with one mistake in every layer that can have it."""
+    return Record(record.seam_window, tuple(_edit_layer(layer, mistake) for layer in record.layers))
+
+
+def _edit_layer(layer: LinearRecord | AttentionRecord, mistake: Mistake) -> LinearRecord | AttentionRecord:
+    if isinstance(layer, AttentionRecord):
+        return replace(layer, shift=1) if mistake is Mistake.SHIFTED_KEYS else layer
+    transition, end_state = layer.maps.transition, layer.maps.end_state
+    match mistake:
+        case Mistake.NO_TRANSITION:
+            return replace(layer, maps=Maps(torch.zeros_like(transition), end_state))
+        case Mistake.TRANSPOSED:
+            return replace(layer, maps=Maps(transition.transpose(1, 2), end_state))
+        case Mistake.NO_END_STATE:
+            return replace(layer, maps=Maps(transition, 0 * end_state))
+        case Mistake.MOVED_TAIL:
+            return replace(layer, tail=layer.tail.roll(1, 0) if layer.tail.shape[0] > 1 else 0 * layer.tail)
+        case Mistake.SHIFTED_STATE:
+            return replace(layer, turned_by=1)
+    return layer
 
 
 def _erases(mixer: ReferenceLinear, reference: ReferenceModel) -> bool:

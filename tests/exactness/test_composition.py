@@ -1,7 +1,5 @@
 """Composition of a whole model: against an fp64 composition, and against full recompute where it must be exact."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -9,10 +7,8 @@ from services.worker.engine.combine import CombinePart
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.seam import SeamWindow
 from tests.exactness.conftest import RigFactory
-from tests.exactness.mistakes import Mistake, possible_mistakes
-from tests.exactness.reference import Maps
+from tests.exactness.mistakes import edit_record, possible_mistakes
 from tests.exactness.reference_model import (
-    AttentionRecord,
     LinearRecord,
     Part,
     Record,
@@ -27,29 +23,6 @@ SYSTEM = draw_ids(7, 2)
 SEGMENTS = (draw_ids(40, 3), draw_ids(23, 4), draw_ids(75, 5))
 QUESTION = draw_ids(9, 6)
 WINDOW = 4
-
-
-def _edit(record: Record, mistake: Mistake) -> Record:
-    """A record with one mistake in every layer that can have it."""
-    return Record(record.seam_window, tuple(_edit_layer(layer, mistake) for layer in record.layers))
-
-
-def _edit_layer(layer: LinearRecord | AttentionRecord, mistake: Mistake) -> LinearRecord | AttentionRecord:
-    if isinstance(layer, AttentionRecord):
-        return replace(layer, shift=1) if mistake is Mistake.SHIFTED_KEYS else layer
-    transition, end_state = layer.maps.transition, layer.maps.end_state
-    match mistake:
-        case Mistake.NO_TRANSITION:
-            return replace(layer, maps=Maps(torch.zeros_like(transition), end_state))
-        case Mistake.TRANSPOSED:
-            return replace(layer, maps=Maps(transition.transpose(1, 2), end_state))
-        case Mistake.NO_END_STATE:
-            return replace(layer, maps=Maps(transition, 0 * end_state))
-        case Mistake.MOVED_TAIL:
-            return replace(layer, tail=layer.tail.roll(1, 0) if layer.tail.shape[0] > 1 else 0 * layer.tail)
-        case Mistake.SHIFTED_STATE:
-            return replace(layer, turned_by=1)
-    return layer
 
 
 def _parts(records: list[Record]) -> list[Part]:
@@ -67,7 +40,7 @@ def test_engine_composes_like_the_fp64_reference(make_rig: RigFactory, reference
     mistakes = possible_mistakes(reference)
     assert mistakes
     for mistake in mistakes:
-        assert_far(actual, reference.logits(_parts([_edit(record, mistake) for record in records]))[-1])
+        assert_far(actual, reference.logits(_parts([edit_record(record, mistake) for record in records]))[-1])
     assert_far(actual, reference.logits(_parts([reference.capture((), ids, WINDOW) for ids in SEGMENTS]))[-1])
 
 
