@@ -41,8 +41,9 @@ check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of g
 	$(BIN)/python -m eval.docs --check
 	$(BIN)/python scripts/generate_proto.py --check
 
-bench: $(DEVELOPMENT) ## Measure the CPU stack on the demo model; writes bench/results/cpu.json and its table.
+bench: $(DEVELOPMENT) ## Measure speed on the demo model and the exactness of all families; writes bench/results/ and its tables.
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.families --out bench/results/families.json
 	$(BIN)/python -m bench.docs
 
 eval: $(DEVELOPMENT) ## Measure answer quality on the demo model, short form.

@@ -1,36 +1,65 @@
-"""Renders result files into the tables of README and docs/benchmarks.md. With --check: fails when one is out of date."""
+"""Renders result files into the tables of README and docs/benchmarks.md. With --check: fails when one is out of date.
+
+A marker names its file, and either how many `rows:` are shown or what the table has one line `for:`, where measures are
+named `line / column`.
+"""
 
 import argparse
 import re
 import sys
 from pathlib import Path
 
-from bench.results import ResultFile, read_results
+from bench.results import ResultFile, Row, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
-_BLOCK = re.compile(r"(<!-- table: (?P<file>\S+)(?: rows: (?P<count>\d+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(?P<head><!-- table: (?P<file>\S+)(?: rows: (?P<count>\d+)| for: (?P<line>\w+))? -->\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
+)
 
 
 def render_table(result: ResultFile, count: int | None) -> str:
     """A Markdown table of the first `count` rows, or of all, with what they were measured on below it."""
     lines = ["| measure | value | reach |", "| --- | ---: | ---: |"]
     for row in result.rows[:count]:
-        sign = "≥" if row.better == "higher" else "≤"
-        reach = "" if row.reach is None else f"{sign} {row.reach:g} {row.unit}"
+        reach = "" if row.reach is None else f"{_reach(row)} {row.unit}"
         lines.append(f"| {row.measure} | {row.value:.4g} {row.unit} | {reach} |")
+    return "\n".join([*lines, _origin(result)])
+
+
+def render_lines(result: ResultFile, name: str) -> str:
+    """A Markdown table of rows whose measures are named `line / column`, or `line / column (detail)`; units are left out."""
+    cells: dict[str, dict[str, str]] = {}
+    columns: dict[str, str] = {}
+    for row in result.rows:
+        line, _, measure = row.measure.partition(" / ")
+        column, _, detail = measure.partition(" (")
+        columns[column] = column if row.reach is None else f"{column} ({_reach(row)})"
+        cells.setdefault(line, {})[column] = f"{row.value:.2g}" + (f" ({detail}" if detail else "")
+    lines = [f"| {name} | {' | '.join(columns.values())} |", f"| --- |{' ---: |' * len(columns)}"]
+    for line, values in cells.items():
+        lines.append(f"| {line} | {' | '.join(values.get(column, '') for column in columns)} |")
+    return "\n".join([*lines, _origin(result)])
+
+
+def _reach(row: Row) -> str:
+    return f"{'≥' if row.better == 'higher' else '≤'} {row.reach:g}"
+
+
+def _origin(result: ResultFile) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in result.versions.items())
-    lines.append(f"\n{result.device}; {result.date}; commit {result.commit}; {versions}. `{result.command}`\n")
-    return "\n".join(lines)
+    return f"\n{result.device}; {result.date}; commit {result.commit}; {versions}. `{result.command}`\n"
 
 
 def render_page(page: str) -> str:
     """The page with every table made anew from the result file that its marker names."""
 
     def fill(block: re.Match[str]) -> str:
+        result = read_results(ROOT / block["file"])
         count = int(block["count"]) if block["count"] else None
-        table = render_table(read_results(ROOT / block["file"]), count)
-        return f"{block[1]}{table}{block[4]}"
+        table = render_lines(result, block["line"]) if block["line"] else render_table(result, count)
+        return f"{block['head']}{table}{block['end']}"
 
     return _BLOCK.sub(fill, page)
 
