@@ -125,6 +125,7 @@ FAMILY_NOTES = (
         attention_layers="grouped",
         feed_forward="experts",
         verified_by=_TRANSFORMERS,
+        layouts=f"config fields as released or as transformers writes them; {_EXPERTS}",
         # Public code's blocks of tokens, and a mode of shared experts, of which there are none.
         unused_fields=("block_size", "shared_moe_mode"),
     ),
