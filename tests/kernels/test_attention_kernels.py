@@ -32,3 +32,13 @@ def test_more_queries_than_a_tile(device: torch.device) -> None:
     queries = draw_queries(scene, HEADS, 8)
     actual = attend_scenes(kernels, [scene], [queries], HEADS, device)
     assert_close(actual, dense(scene, queries, HEADS), TOLERANCE)
+
+
+@pytest.mark.parametrize("heads", [HEADS, PLAIN], ids=str)
+def test_slots_that_are_not_written_yet(heads: Heads, device: torch.device) -> None:
+    """The last page counts tokens behind every query, whose slots hold whatever was there."""
+    scene = draw_scene(PARTS, heads, 9)
+    for _ in range(7):
+        scene.table.grow_last()
+    queries = draw_queries(scene, heads, 10)
+    assert_close(attend_scenes(kernels, [scene], [queries], heads, device), dense(scene, queries, heads), TOLERANCE)

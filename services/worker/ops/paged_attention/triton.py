@@ -60,7 +60,8 @@ def _attend_kernel(
         for i_r in range(tl.load(group_rows + i_g), tl.load(group_rows + i_g + 1)):
             first = tl.load(row_first + i_r)
             if first <= farthest:
-                m_n = o_n < tl.load(row_count + i_r)
+                # Behind the farthest query a page may hold slots that nobody has written: NaN times 0 is NaN.
+                m_n = (o_n < tl.load(row_count + i_r)) & (first + o_n <= farthest)
                 slot = tl.load(row_page + i_r).to(tl.int64) * PAGE + o_n
                 p_k = (slot * Hkv + i_h)[None, :] * key_stride + o_d[:, None]
                 b_k = tl.load(keys + p_k, mask=m_n[None, :] & (o_d < D)[:, None], other=0.0)
