@@ -11,9 +11,10 @@ from services.worker.models.checkpoint import Checkpoint, CheckpointDirectory, r
 from services.worker.models.decoder import Model
 from services.worker.models.errors import CheckpointError
 from services.worker.models.quantisation import read_block_scales
+from services.worker.models.random_weights import RandomWeights
 from services.worker.models.spec import ModelSpec
 
-__all__ = ["FAMILIES", "Family", "find_family", "load_checkpoint", "read_checkpoint_spec"]
+__all__ = ["FAMILIES", "Family", "draw_model", "find_family", "load_checkpoint", "read_checkpoint_spec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,17 @@ def read_checkpoint_spec(directory: Path) -> ModelSpec:
     """
     config = read_json(directory / "config.json")
     return find_family(directory, config).read_spec(config)
+
+
+def draw_model(directory: Path, memory: DeviceMemory, seed: int) -> Model:
+    """The shapes of a checkpoint with random weights; needs its `config.json` alone.
+
+    Raises:
+        CheckpointError: the config cannot be served.
+    """
+    config = read_json(directory / "config.json")
+    family = find_family(directory, config)
+    return family.load_model(family.read_spec(config), RandomWeights(memory.device, seed), memory)
 
 
 def load_checkpoint(directory: Path, memory: DeviceMemory) -> Model:
