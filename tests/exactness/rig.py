@@ -44,10 +44,10 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.double().cpu() - wide).abs().max() / wide.abs().max())
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE, where: str = "") -> None:
     """Equal within a relative tolerance; NaN is never close."""
     error = relative_error(actual, expected)
-    assert error <= tolerance, f"relative error {error:.2e}"
+    assert error <= tolerance, f"relative error {error:.2e} {where}".rstrip()
 
 
 def assert_far(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
@@ -182,10 +182,12 @@ class PassRig:
     def assert_remembers(self, state: SegmentState) -> None:
         """The fixture's own guard: transitions that matter, or every test after it is blind."""
         between = [(plane.decay >= 0.05) & (plane.decay <= 0.95) for plane in state.planes]
-        assert not between or any(bool(inside.any()) for inside in between)
+        kept = [[round(decay, 4) for decay in plane.decay.tolist()] for plane in state.planes]
+        forgets = f"over {state.body_tokens} tokens the heads of the linear layers keep {kept}, not 0.05 to 0.95"
+        assert not between or any(bool(inside.any()) for inside in between), forgets
         for plane, inside in zip(state.planes, between, strict=True):
             # A number a head is a decay that the family fixes by head and layer, which no fixture can draw.
-            assert bool(inside.all()) or plane.transition.shape[-2:] == (1, 1), plane.decay
+            assert bool(inside.all()) or plane.transition.shape[-2:] == (1, 1), forgets
             norms = torch.linalg.matrix_norm(dense_transition(plane), ord=2)
-            assert int((norms > 0.1).sum()) * 2 >= norms.numel(), norms
+            assert int((norms > 0.1).sum()) * 2 >= norms.numel(), f"transitions vanish, of norms {norms.tolist()}"
             assert bool((norms <= plane.decay * 1.001).all()), "the product of decays bounds the transition"

@@ -40,7 +40,7 @@ def test_every_length(rig: PassRig, expected: torch.Tensor) -> None:
     """Lengths 1 to 130, and longer ones that leave 1 modulo the chunk size."""
     for length in (*range(1, 131), 192, 193, 194, 257, 258):
         logits = rig.logits(CombinePart(IDS[:length]))
-        assert_close(logits, expected[length - 1])
+        assert_close(logits, expected[length - 1], where=f"after token {length}")
     assert_far(rig.logits(CombinePart(IDS[:64])), expected[64])
 
 
