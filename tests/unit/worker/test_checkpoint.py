@@ -37,10 +37,11 @@ def test_shards(directory: Path, checkpoints: CheckpointFactory, device: torch.d
     assert_close(_logits(directory, device), reference_logits(checkpoints.model(VARIANTS[0]), IDS)[-1])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_weights_are_read_in_the_engines_dtype(
-    directory: Path, checkpoints: CheckpointFactory, device: torch.device
+    dtype: torch.dtype, directory: Path, checkpoints: CheckpointFactory, device: torch.device
 ) -> None:
-    edit_tensors(directory, lambda tensors: tensors.update({name: each.bfloat16() for name, each in tensors.items()}))
+    edit_tensors(directory, lambda tensors: tensors.update({name: each.to(dtype) for name, each in tensors.items()}))
     rounded = _logits(directory, device)
     assert rounded.dtype == torch.float32
     assert_close(rounded, reference_logits(checkpoints.model(VARIANTS[0]), IDS)[-1], 0.2)
