@@ -12,7 +12,7 @@ from tests.exactness.reference_model import Projections, ReferenceAttention, Ref
 from tests.families.parts import TakenApart, heads
 from tests.families.variant import VOCAB_SIZE, Variant, randomise, transformers_library
 
-__all__ = ["VARIANTS"]
+__all__ = ["VARIANTS", "take_apart"]
 
 
 def _build(config: Mapping[str, Any]) -> Any:  # noqa: ANN401 # transformers ships no types
@@ -65,10 +65,11 @@ class LightningReference(ReferenceLinear):
 
 
 class GroupedReference(ReferenceAttention):
-    """Grouped attention that turns whole heads."""
+    """Grouped attention that turns whole heads, or the first `rotary_dim` channels of each."""
 
-    def __init__(self, public: Any) -> None:  # noqa: ANN401 # transformers ships no types
+    def __init__(self, public: Any, rotary_dim: int | None) -> None:  # noqa: ANN401 # transformers ships no types
         self._public = public
+        self._rotary_dim = rotary_dim or public.head_dim
         self.scale = public.head_dim**-0.5
 
     def project(self, hidden: torch.Tensor) -> Projections:
@@ -79,7 +80,7 @@ class GroupedReference(ReferenceAttention):
 
     def rotate(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         theta = float(self._public.config.rope_parameters["rope_theta"])
-        return rotate(heads, positions, theta, self._public.head_dim)
+        return rotate(heads, positions, theta, self._rotary_dim)
 
     def outputs(self, mixed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self._public.o_proj(mixed.flatten(1))
@@ -102,12 +103,13 @@ class PostNormLayer:
         return outputs
 
 
-def _take_apart(public: Any) -> ReferenceFamily:  # noqa: ANN401 # transformers ships no types
+def take_apart(public: Any, rotary_dim: int | None = None) -> ReferenceFamily:  # noqa: ANN401 # transformers ships no types
+    """The public model as its parts; it knows no `rotary_dim` itself."""
     layers = [
         PostNormLayer(
             LightningReference(layer.self_attn)
             if hasattr(layer.self_attn, "slope_rate")
-            else GroupedReference(layer.self_attn),
+            else GroupedReference(layer.self_attn, rotary_dim),
             layer,
         )
         for layer in public.model.layers
@@ -141,6 +143,6 @@ _ATTENTION_FIRST = {
 }
 
 VARIANTS = (
-    Variant("minimax-standard", _build, _take_apart, _STANDARD),
-    Variant("minimax-attention-first", _build, _take_apart, _ATTENTION_FIRST),
+    Variant("minimax-standard", _build, take_apart, _STANDARD),
+    Variant("minimax-attention-first", _build, take_apart, _ATTENTION_FIRST),
 )

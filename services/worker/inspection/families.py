@@ -40,7 +40,7 @@ class FamilyNotes:
 FAMILY_NOTES = (
     FamilyNotes(
         name="qwen3_5",
-        models="Qwen3.5 dense",
+        models="Qwen3.5 and Qwen3.6, dense",
         model_types=("qwen3_5", "qwen3_5_text"),
         linear_layers="gated delta",
         transition=TransitionKind.DENSE,
@@ -51,7 +51,7 @@ FAMILY_NOTES = (
     ),
     FamilyNotes(
         name="qwen3_5_moe",
-        models="Qwen3.5 and Qwen3.6 with experts",
+        models="Qwen3.5 and Qwen3.6, with experts",
         model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
         linear_layers="gated delta",
         transition=TransitionKind.DENSE,
@@ -124,7 +124,7 @@ FAMILY_NOTES = (
         transition=TransitionKind.SCALAR,
         attention_layers="grouped",
         feed_forward="experts",
-        verified_by=_TRANSFORMERS,
+        verified_by=f"{_TRANSFORMERS} (released rotary_dim: own reference)",
         layouts=f"config fields as released or as transformers writes them; {_EXPERTS}",
         # Public code's blocks of tokens, and a mode of shared experts, of which there are none.
         unused_fields=("block_size", "shared_moe_mode"),

@@ -2,7 +2,7 @@
 
 A segment of such a model is its keys and values alone: there is no recurrent state, transition or convolution tail.
 Supported are one rotary base, unscaled or with the `llama3` scaling, and tied or separate output matrices. Other rotary
-scalings, biases, sliding windows and interleaved rotary are refused.
+scalings, biases, sliding windows and interleaved rotary are refused. The tests hold both to transformers 5.24.
 """
 
 from collections.abc import Mapping

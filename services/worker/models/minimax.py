@@ -1,10 +1,13 @@
 """MiniMax-M1 and MiniMax-Text-01: lightning attention, every eighth layer grouped attention, experts in every layer.
 
 Served are the released checkpoints (`attn_type_list`, `layernorm_*`) and those that transformers writes (`layer_types`,
-`*_factor`); their tensors have the same names. Norms stand ahead of the residual: both a block's input and its output are
-scaled. Position is rotary in attention layers alone, over `rotary_dim` channels as the released code has it; transformers
-turns whole heads, which is what a config without the field means. The output norm of lightning layers has an epsilon of
+`*_factor`); public loaders read the tensors of both by the same names, which are those that transformers saves. Norms stand
+ahead of the residual: both a block's input and its output are scaled. The output norm of lightning layers has an epsilon of
 1e-6, as in the released and in transformers' code; vLLM has 1e-5.
+
+Position is rotary in attention layers alone. As the released code has it, the first `rotary_dim` channels of a head turn, half
+of them in MiniMax-M1; a config without the field means whole heads, which is all that transformers does. Fewer channels are
+therefore held to the tests' own reference.
 
 Decays count layers from 0 in the released code, transformers, vLLM and SGLang alike; transformers divides by `L − 1 + 1e-5`
 where the others have `L − 1`, which shows in a last layer alone, were it linear. For numbers of heads that are no power of

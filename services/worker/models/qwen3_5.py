@@ -1,4 +1,7 @@
-"""Qwen3.5 and Qwen3.6, dense and with experts: three Gated DeltaNet layers to one gated full-attention layer.
+"""Qwen3.5, dense and with experts: three Gated DeltaNet layers to one gated full-attention layer.
+
+Releases of Qwen3.6 carry the same model types and classes (github.com/guoqingbao/xinfer, issue 318); the tests hold configs of
+Qwen3.5 alone.
 
 Supported: text-only and multimodal checkpoints, whose vision towers and multi-token prediction heads are ignored; any pattern of
 the two kinds of layer; experts in one tensor a layer (the bf16 releases) or one by one (the fp8 releases, and what

@@ -7,7 +7,8 @@ the others have experts. Prediction layers behind the last are ignored.
 Sources: arXiv 2510.19338; the publisher's modelling file, github.com/inclusionAI/Ring-V2.5 (`models/`). From that file:
 what layers are left over, that the number of groups of the output norm is `group_norm_size`, that latents are normed with
 an epsilon of 1e-6, that latent attention turns interleaved pairs and lightning attention half-split ones, and that the
-weight of a single chosen expert is its score.
+weight of a single chosen expert is its score. transformers 5.24 has neither family (its `bailing_hybrid` is Ling-3.0), so the
+tests hold both to a reference of their own, written from these sources; no released weights have been run.
 
 Refused: Ling-3.0, which shares the model type of Ring-2.5 but has linear layers of Kimi delta attention; rotary scalings,
 biases, heads without norms, activated queries and keys, fewer linear keys than queries, routers other than sigmoid ones.
