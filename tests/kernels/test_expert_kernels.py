@@ -55,6 +55,14 @@ def form(request: pytest.FixtureRequest) -> ModuleType:
     return chosen
 
 
+def test_one_expert_a_token(form: ModuleType, device: torch.device) -> None:
+    """The first choices of several are a view whose flat form is not contiguous."""
+    block = _draw(7, device)
+    first = replace(block, choice=Choice(block.choice.experts[:, :1], block.choice.weights[:, :1]))
+    assert_close(first.run(form), first.run(naive), TOLERANCE)
+    assert_far(first.run(form), block.run(naive), TOLERANCE)
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 40])
 def test_equals_the_naive_form(form: ModuleType, tokens: int, device: torch.device) -> None:
     block = _draw(tokens, device)

@@ -160,7 +160,8 @@ class _Order:
     @classmethod
     def of(cls, experts: torch.Tensor, num_experts: int) -> "_Order":
         """The order of experts `[N, k]`."""
-        flat, device = experts.flatten(), experts.device
+        # The first choices of several are every k-th number: flat, but not next to each other.
+        flat, device = experts.flatten().contiguous(), experts.device
         if len(flat) > _MOST_PAIRS_READ:
             by_expert = flat.int().sort(stable=True)
             bounds = torch.arange(num_experts + 1, dtype=torch.int32, device=device)
