@@ -10,8 +10,8 @@ from tests.exactness.reference import Rule, draw_tokens
 from tests.exactness.rig import assert_close, assert_far
 
 TOLERANCE = 2e-5
-# Heads, key channels, value channels: narrower than a tile, and over its edge.
-SHAPES = [(2, 12, 7), (1, 40, 72)]
+# Heads, key channels, value channels: narrower than a tile, over its edge, and a state of two tiles.
+SHAPES = [(2, 12, 7), (1, 40, 72), (1, 72, 20)]
 
 
 @pytest.fixture(params=Rule, ids=str)
@@ -120,8 +120,28 @@ def test_gates_that_forget_at_once(rule: Rule, device: torch.device) -> None:
     harsh = RecurrenceInputs(inputs.q, inputs.k, inputs.v, log_decay, inputs.beta)
     starts, identity = _states(1, shape, device), _identity(rule, shape, device)[:1]
     actual = kernels.scan(harsh, (0, 70), starts, identity)
-    beta = None if harsh.beta is None else harsh.beta.double()
-    wide = RecurrenceInputs(harsh.q.double(), harsh.k.double(), harsh.v.double(), harsh.log_decay.double(), beta)
-    expected = naive.scan(wide, (0, 70), starts.double(), identity.double())
+    expected = naive.scan(_in_fp64(harsh), (0, 70), starts.double(), identity.double())
     assert_close(actual.outputs, expected.outputs, TOLERANCE)
     assert_close(actual.states, expected.states, TOLERANCE)
+
+
+def test_keys_that_repeat(rule: Rule, device: torch.device) -> None:
+    """One key for all tokens, hardly any decay: powers of a chunk's system would reach 1e18 before they cancel."""
+    shape = SHAPES[0]
+    drawn = _inputs(70, shape, rule, device)
+    beta = None if drawn.beta is None else torch.full_like(drawn.beta, 0.99)
+    key = drawn.k[:1].expand_as(drawn.k).contiguous()
+    same = RecurrenceInputs(drawn.q, key, drawn.v, 1e-3 * drawn.log_decay, beta)
+    starts, identity = _states(1, shape, device), _identity(rule, shape, device)[:1]
+    actual = kernels.scan(same, (0, 70), starts, identity)
+    expected = naive.scan(_in_fp64(same), (0, 70), starts.double(), identity.double())
+    assert actual.transitions is not None
+    assert expected.transitions is not None
+    assert_close(actual.outputs, expected.outputs, TOLERANCE)
+    assert_close(actual.states, expected.states, TOLERANCE)
+    assert_close(actual.transitions, expected.transitions, TOLERANCE)
+
+
+def _in_fp64(inputs: RecurrenceInputs) -> RecurrenceInputs:
+    beta = None if inputs.beta is None else inputs.beta.double()
+    return RecurrenceInputs(inputs.q.double(), inputs.k.double(), inputs.v.double(), inputs.log_decay.double(), beta)

@@ -1,6 +1,6 @@
-"""The recurrence on a GPU: one launch prepares all chunks, one launch carries every sequence over chunks and bodies.
+"""The recurrence on a GPU: chunks are prepared, then one launch carries every sequence over chunks and bodies.
 
-`_prepare_kernel` runs a program a chunk and head and leaves what does not need a state (`chunks.py` has the algebra).
+`triton_chunks.py` leaves what does not need a state.
 `_carry_kernel` runs a program a sequence, head and block of columns. The columns are `[state | transition]` of a scan
 (design §5: the same recurrence with nothing written and nothing read out), or the state of a walk, which takes whole bodies
 as one product between its chunks. Dots are fp32 in three tf32 passes: plain tf32 is off by 3e-4 in a transition.
@@ -8,190 +8,212 @@ as one product between its chunks. Dots are fp32 in three tf32 passes: plain tf3
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 
 import torch
 import triton
 import triton.language as tl
 
 from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.recurrence.triton_chunks import Tiling, block, prepare, send, tile
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
 
 __all__ = ["capture", "scan", "step", "walk"]
 
-CHUNK_TOKENS = 64
-CHANNEL_CHUNK_TOKENS = 16
+# Rows of a state that one tile of registers holds; more stand in two tiles.
+STATE_ROWS = 64
+ALIGNMENT = 16
 NONE = -1
 
 
 @triton.jit
-def _prepare_kernel(
-    q, k, v, log_decay, beta, starts, ends,
-    queries, writers, readers, values, scores, decays,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, ERASES: tl.constexpr, CHANNELS: tl.constexpr,
+def _fp32(addresses, index, offset, ALIGNED: tl.constexpr):
+    """A pointer behind the address that stands at an index; ALIGNED: to 16 bytes, for wide loads."""
+    pointer = tl.load(addresses + index).to(tl.pointer_type(tl.float32)) + offset
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _times(b_x, b_y):
+    return tl.dot(b_x, b_y, input_precision="tf32x3")
+
+
+@triton.jit
+def _advance(
+    queries, writers, readers, values, scores, enters, rests, decays, outputs,
+    b_0, b_1, i_m, i_h, start, end, o_c, width,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr,
+    ERASES: tl.constexpr, CHANNELS: tl.constexpr, OF_STATE: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head; chunk rows behind the run's end count as tokens that do nothing.
-
-    Log decays between two tokens are summed, not subtracted: the difference of two long sums loses a slow gate beside one
-    that forgets at once.
-    """
-    i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
-    o_l, o_k, o_v = tl.arange(0, L), tl.arange(0, BK), tl.arange(0, BV)
-    row = start * H + i_h
+    """Columns of the state, or of the transition, after one chunk; a state's outputs are written."""
+    o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
     m_t = start + o_l < end
-    last = tl.minimum(end - start, L) - 1
-    m_k = m_t[:, None] & (o_k < K)[None, :]
+    m_0 = m_t[:, None] & (o_k < K)[None, :]
+    m_1 = m_t[:, None] & (BK + o_k < K)[None, :]
+    m_v = m_t[:, None] & (o_c < width)[None, :]
+    row = start * H + i_h
     p_k = row * K + o_l[:, None] * (H * K) + o_k[None, :]
-    p_t = row + o_l * H
-    b_q = tl.load(q + p_k, mask=m_k, other=0.0)
-    b_k = tl.load(k + p_k, mask=m_k, other=0.0)
-    if CHANNELS:
-        b_x = tl.load(log_decay + p_k, mask=m_k, other=0.0)
-        b_g = tl.cumsum(b_x, axis=0)
-        b_s = tl.zeros([L, L], dtype=tl.float32)
-        b_a = tl.zeros([L, L], dtype=tl.float32)
-        b_r = tl.zeros([L, BK], dtype=tl.float32)
-        for j in range(L):
-            b_p = tl.cumsum(tl.where((o_l > j)[:, None], b_x, 0.0), axis=0)
-            b_kj = tl.sum(tl.where((o_l == j)[:, None], b_k, 0.0), axis=0)
-            reach = tl.where((o_l >= j)[:, None], tl.exp(b_p) * b_kj[None, :], 0.0)
-            column = (o_l == j)[None, :]
-            b_s = tl.where(column, tl.sum(b_q * reach, axis=1)[:, None], b_s)
-            b_a = tl.where(column, tl.sum(b_k * reach, axis=1)[:, None], b_a)
-            rest = tl.sum(tl.where((o_l == last)[:, None], b_p, 0.0), axis=0)
-            b_r = tl.where((o_l == j)[:, None], rest[None, :], b_r)
-        whole = tl.sum(tl.where((o_l == last)[:, None], b_g, 0.0), axis=0)
-        tl.store(decays + (i_m * H + i_h) * K + o_k, tl.exp(whole), mask=o_k < K)
-        b_e = tl.exp(b_g)
-        b_r = tl.exp(b_r)
-    else:
-        b_x = tl.load(log_decay + p_t, mask=m_t, other=0.0)
-        b_g = tl.cumsum(b_x, axis=0)
-        b_p = tl.cumsum(tl.where(o_l[:, None] > o_l[None, :], b_x[:, None], 0.0), axis=0)
-        near = tl.where(o_l[:, None] >= o_l[None, :], tl.exp(b_p), 0.0)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="tf32x3") * near
-        b_a = tl.dot(b_k, tl.trans(b_k), input_precision="tf32x3") * near
-        tl.store(decays + i_m * H + i_h, tl.exp(tl.sum(tl.where(o_l == last, b_g, 0.0), axis=0)))
-        b_e = tl.exp(b_g)[:, None]
-        b_r = tl.exp(tl.sum(tl.where((o_l == last)[:, None], b_p, 0.0), axis=0))[:, None]
-    tl.store(queries + p_k, b_q * b_e, mask=m_k)
-    tl.store(writers + p_k, b_k * b_r, mask=m_k)
-    tl.store(scores + row * L + o_l[:, None] * (H * L) + o_l[None, :], b_s, mask=m_t[:, None])
+    p_v = row * V + o_l[:, None] * (H * V) + o_c[None, :]
     if ERASES:
-        b_b = tl.load(beta + p_t, mask=m_t, other=0.0)[:, None]
-        b_i = _unit_lower_inverse(tl.where(o_l[:, None] > o_l[None, :], b_a * b_b, 0.0), L)
-        tl.store(readers + p_k, tl.dot(b_i, b_k * b_e * b_b, input_precision="tf32x3"), mask=m_k)
-        m_v = m_t[:, None] & (o_v < V)[None, :]
-        p_v = row * V + o_l[:, None] * (H * V) + o_v[None, :]
-        b_v = tl.load(v + p_v, mask=m_v, other=0.0)
-        tl.store(values + p_v, tl.dot(b_i, b_v * b_b, input_precision="tf32x3"), mask=m_v)
-
-
-@triton.jit
-def _unit_lower_inverse(b_a, L: tl.constexpr):
-    """`(I + A)⁻¹` of a strictly lower triangular `A` `[L, L]`, row by row."""
-    o_l = tl.arange(0, L)
-    b_i = -b_a
-    for i in range(1, L):
-        row = (o_l == i)[:, None]
-        b_r = tl.sum(tl.where(row, b_i, 0.0), axis=0)
-        b_r += tl.sum(b_r[:, None] * b_i, axis=0)
-        b_i = tl.where(row & (o_l < i)[None, :], b_r[None, :], b_i)
-    return b_i + (o_l[:, None] == o_l[None, :]).to(tl.float32)
-
-
-@triton.jit
-def _fp32(addresses, index):
-    """The pointer whose address stands at an index."""
-    return tl.load(addresses + index).to(tl.pointer_type(tl.float32))
-
-
-@triton.jit
-def _apply(transitions, body, b_h, i_h, K: tl.constexpr, BK: tl.constexpr, BODY: tl.constexpr):
-    """`T · state`; an address of 0 is a body that forgets what came before."""
-    o_k = tl.arange(0, BK)
-    m_k = (o_k < K) & (tl.load(transitions + body) != 0)
-    stored = _fp32(transitions, body)
-    if BODY == 2:
-        p_x = i_h * K * K + o_k[:, None] * K + o_k[None, :]
-        b_x = tl.load(stored + p_x, mask=m_k[:, None] & (o_k < K)[None, :], other=0.0)
-        b_h = tl.dot(b_x, b_h, input_precision="tf32x3")
-    elif BODY == 1:
-        b_h *= tl.load(stored + i_h * K + o_k, mask=m_k, other=0.0)[:, None]
+        b_u = -_times(tl.load(readers + p_k, mask=m_0, other=0.0), b_0)
+        if K > BK:
+            b_u -= _times(tl.load(readers + p_k + BK, mask=m_1, other=0.0), b_1)
+        if OF_STATE:
+            b_u += tl.load(values + p_v, mask=m_v, other=0.0)
     else:
-        b_h *= tl.load(stored + i_h + 0 * o_k, mask=m_k, other=0.0)[:, None]
-    return b_h
+        b_u = tl.load(values + p_v, mask=m_v, other=0.0)
+    if OF_STATE:
+        b_o = _times(tl.load(queries + p_k, mask=m_0, other=0.0), b_0)
+        if K > BK:
+            b_o += _times(tl.load(queries + p_k + BK, mask=m_1, other=0.0), b_1)
+        if not CHANNELS:
+            b_o *= tl.load(enters + row + o_l * H, mask=m_t, other=0.0)[:, None]
+        p_s = row * L + o_l[:, None] * (H * L) + o_l[None, :]
+        b_o += _times(tl.load(scores + p_s, mask=m_t[:, None], other=0.0), b_u)
+        tl.store(outputs + p_v, b_o, mask=m_v)
+    if CHANNELS:
+        p_d = (i_m * H + i_h) * K + o_k
+        b_0 *= tl.load(decays + p_d, mask=o_k < K, other=0.0)[:, None]
+        if K > BK:
+            b_1 *= tl.load(decays + p_d + BK, mask=BK + o_k < K, other=0.0)[:, None]
+    else:
+        b_u *= tl.load(rests + row + o_l * H, mask=m_t, other=0.0)[:, None]
+        b_d = tl.load(decays + i_m * H + i_h)
+        b_0 *= b_d
+        if K > BK:
+            b_1 *= b_d
+    b_0 += _times(tl.trans(tl.load(writers + p_k, mask=m_0, other=0.0)), b_u)
+    if K > BK:
+        b_1 += _times(tl.trans(tl.load(writers + p_k + BK, mask=m_1, other=0.0)), b_u)
+    return b_0, b_1
+
+
+@triton.jit
+def _quadrant(matrix, first_row, first_column, K: tl.constexpr, BK: tl.constexpr, forgets):
+    o_r, o_c = first_row + tl.arange(0, BK), first_column + tl.arange(0, BK)
+    m_x = (o_r < K)[:, None] & (o_c < K)[None, :] & (not forgets)
+    return tl.load(matrix + o_r[:, None] * K + o_c[None, :], mask=m_x, other=0.0)
+
+
+@triton.jit
+def _pass_body(
+    transitions, end_states, body, b_0, b_1, i_h, o_c,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BODY: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """`T · state + S`; a transition's address of 0 is a body that forgets what came before."""
+    o_k = tl.arange(0, BK)
+    forgets = tl.load(transitions + body) == 0
+    ends = _fp32(end_states, body, i_h * K * V, ALIGNED)
+    p_e = o_k[:, None] * V + o_c[None, :]
+    e_0 = tl.load(ends + p_e, mask=(o_k < K)[:, None] & (o_c < V)[None, :], other=0.0)
+    e_1 = b_1
+    if K > BK:
+        e_1 = tl.load(ends + p_e + BK * V, mask=(BK + o_k < K)[:, None] & (o_c < V)[None, :], other=0.0)
+    if BODY == 2:
+        matrix = _fp32(transitions, body, i_h * K * K, ALIGNED)
+        e_0 += _times(_quadrant(matrix, 0, 0, K, BK, forgets), b_0)
+        if K > BK:
+            e_0 += _times(_quadrant(matrix, 0, BK, K, BK, forgets), b_1)
+            e_1 += _times(_quadrant(matrix, BK, 0, K, BK, forgets), b_0)
+            e_1 += _times(_quadrant(matrix, BK, BK, K, BK, forgets), b_1)
+    else:
+        # One number a channel, or the same one for all.
+        stored = _fp32(transitions, body, 0, False)
+        p_x = i_h * K + o_k if BODY == 1 else i_h + 0 * o_k
+        e_0 += b_0 * tl.load(stored + p_x, mask=(o_k < K) & (not forgets), other=0.0)[:, None]
+        if K > BK:
+            p_x += BK if BODY == 1 else 0
+            e_1 += b_1 * tl.load(stored + p_x, mask=(BK + o_k < K) & (not forgets), other=0.0)[:, None]
+    return e_0, e_1
+
+
+@triton.jit
+def _carry_block(
+    queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
+    cu_steps, steps, transitions, end_states,
+    home, outputs, kept, i_c, i_h, i_r, width,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    ERASES: tl.constexpr, CHANNELS: tl.constexpr, OF_STATE: tl.constexpr, BODY: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):  # fmt: skip
+    o_k, o_c = tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
+    m_0 = (o_k < K)[:, None] & (o_c < width)[None, :]
+    m_1 = (BK + o_k < K)[:, None] & (o_c < width)[None, :]
+    p_h = (i_r * H + i_h) * K * width + o_k[:, None] * width + o_c[None, :]
+    b_0 = tl.load(home + p_h, mask=m_0, other=0.0)
+    # Channels behind the first BK; where there are none the second half only follows along.
+    b_1 = b_0
+    if K > BK:
+        b_1 = tl.load(home + p_h + BK * width, mask=m_1, other=0.0)
+    for i_s in range(tl.load(cu_steps + i_r), tl.load(cu_steps + i_r + 1)):
+        first_chunk, last_chunk = tl.load(steps + 5 * i_s), tl.load(steps + 5 * i_s + 1)
+        if not OF_STATE:
+            last_chunk = tl.where(tl.load(steps + 5 * i_s + 4) != 0, last_chunk, first_chunk)
+        for i_m in range(first_chunk, last_chunk):
+            b_0, b_1 = _advance(
+                queries, writers, readers, values, scores, enters, rests, decays, outputs,
+                b_0, b_1, i_m, i_h, tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m), o_c, width,
+                H, K, V, L, BK, ERASES, CHANNELS, OF_STATE,
+            )  # fmt: skip
+        if OF_STATE:
+            if BODY >= 0:
+                body = tl.load(steps + 5 * i_s + 2)
+                if body >= 0:
+                    b_0, b_1 = _pass_body(transitions, end_states, body, b_0, b_1, i_h, o_c, K, V, BK, BODY, ALIGNED)
+            keep = tl.load(steps + 5 * i_s + 3).to(tl.int64)
+            if keep >= 0:
+                p_e = (keep * H + i_h) * K * V + o_k[:, None] * V + o_c[None, :]
+                tl.store(kept + p_e, b_0, mask=m_0)
+                if K > BK:
+                    tl.store(kept + p_e + BK * V, b_1, mask=m_1)
+    tl.store(home + p_h, b_0, mask=m_0)
+    if K > BK:
+        tl.store(home + p_h + BK * width, b_1, mask=m_1)
 
 
 @triton.jit
 def _carry_kernel(
-    queries, writers, readers, values, scores, decays, starts, ends,
+    queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
     cu_steps, steps, transitions, end_states,
     states, columns, outputs, kept, num_state_blocks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     ERASES: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, BODY: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, one head, one block of columns `[K, BV]` of its state, or of its transition.
+    """One sequence, one head, one block of columns of its state, or of its transition behind them.
 
-    steps rows: first chunk, last chunk, body, where to keep the state behind it, whether the transition takes part. A delta
-    rule's transition blocks are behind the state's; they write into `columns` and read nothing out. BODY: the form of
-    stored transitions, below 0 where no sequence has a body.
+    The columns stand in registers as one tile or two of `[BK, BV]`. Blocks of one head are neighbours in the grid, since they
+    read the same chunks. steps rows: first chunk, last chunk, body, where to keep the state behind it, whether the
+    transition takes part. A transition's blocks write into `columns` and read nothing out. BODY: the form of stored
+    transitions, below 0 where no sequence has a body.
     """
-    i_r, i_h, i_c = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
-    of_state = True
-    width, home = V, states
+    i_c, i_h, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if COLUMNS:
-        of_state = i_c < num_state_blocks
-        width = tl.where(of_state, V, K)
-        i_c = tl.where(of_state, i_c, i_c - num_state_blocks)
-        if not of_state:
-            home = columns
-    o_c = i_c * BV + tl.arange(0, BV)
-    m_c = (o_c < width)[None, :]
-    m_h = (o_k < K)[:, None] & m_c
-    p_h = (i_r * H + i_h) * K * width + o_k[:, None] * width + o_c[None, :]
-    b_h = tl.load(home + p_h, mask=m_h, other=0.0)
-    for i_s in range(tl.load(cu_steps + i_r), tl.load(cu_steps + i_r + 1)):
-        first_chunk, last_chunk = tl.load(steps + 5 * i_s), tl.load(steps + 5 * i_s + 1)
-        if COLUMNS:
-            takes_part = of_state | (tl.load(steps + 5 * i_s + 4) != 0)
-            last_chunk = tl.where(takes_part, last_chunk, first_chunk)
-        for i_m in range(first_chunk, last_chunk):
-            start = tl.load(starts + i_m).to(tl.int64)
-            m_t = (start + o_l < tl.load(ends + i_m))[:, None]
-            m_k = m_t & (o_k < K)[None, :]
-            row = start * H + i_h
-            p_k = row * K + o_l[:, None] * (H * K) + o_k[None, :]
-            p_v = row * V + o_l[:, None] * (H * V) + o_c[None, :]
-            b_u = tl.load(values + p_v, mask=m_t & m_c & of_state, other=0.0)
-            if ERASES:
-                b_w = tl.load(readers + p_k, mask=m_k, other=0.0)
-                b_u -= tl.dot(b_w, b_h, input_precision="tf32x3")
-            if of_state:
-                b_q = tl.load(queries + p_k, mask=m_k, other=0.0)
-                b_s = tl.load(scores + row * L + o_l[:, None] * (H * L) + o_l[None, :], mask=m_t, other=0.0)
-                b_o = tl.dot(b_q, b_h, input_precision="tf32x3") + tl.dot(b_s, b_u, input_precision="tf32x3")
-                tl.store(outputs + p_v, b_o, mask=m_t & m_c)
-            if CHANNELS:
-                b_h *= tl.load(decays + (i_m * H + i_h) * K + o_k, mask=o_k < K, other=0.0)[:, None]
-            else:
-                b_h *= tl.load(decays + i_m * H + i_h)
-            b_k = tl.load(writers + p_k, mask=m_k, other=0.0)
-            b_h += tl.dot(tl.trans(b_k), b_u, input_precision="tf32x3")
-        if BODY >= 0:
-            body = tl.load(steps + 5 * i_s + 2)
-            if body >= 0:
-                p_e = i_h * K * V + o_k[:, None] * V + o_c[None, :]
-                b_e = tl.load(_fp32(end_states, body) + p_e, mask=m_h, other=0.0)
-                b_h = b_e + _apply(transitions, body, b_h, i_h, K, BK, BODY)
-        keep = tl.load(steps + 5 * i_s + 3).to(tl.int64)
-        if (keep >= 0) & of_state:
-            tl.store(kept + (keep * H + i_h) * K * V + o_k[:, None] * V + o_c[None, :], b_h, mask=m_h)
-    tl.store(home + p_h, b_h, mask=m_h)
+        if i_c >= num_state_blocks:
+            _carry_block(
+                queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
+                cu_steps, steps, transitions, end_states,
+                columns, outputs, kept, i_c - num_state_blocks, i_h, i_r, K,
+                H, K, V, L, BK, BV, ERASES, CHANNELS, False, BODY, ALIGNED,
+            )  # fmt: skip
+        else:
+            _carry_block(
+                queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
+                cu_steps, steps, transitions, end_states,
+                states, outputs, kept, i_c, i_h, i_r, V,
+                H, K, V, L, BK, BV, ERASES, CHANNELS, True, BODY, ALIGNED,
+            )  # fmt: skip
+    else:
+        _carry_block(
+            queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
+            cu_steps, steps, transitions, end_states,
+            states, outputs, kept, i_c, i_h, i_r, V,
+            H, K, V, L, BK, BV, ERASES, CHANNELS, True, BODY, ALIGNED,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -223,22 +245,6 @@ def _step_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunks:
-    """Tiled tokens and what `_prepare_kernel` left of them. first: index of every run's first chunk, `[R + 1]`."""
-
-    starts: torch.Tensor
-    ends: torch.Tensor
-    first: tuple[int, ...]
-    length: int
-    queries: torch.Tensor
-    writers: torch.Tensor
-    readers: torch.Tensor
-    values: torch.Tensor
-    scores: torch.Tensor
-    decays: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class _Stop:
     """One stop of a sequence: chunks, then a body where there is one, then a kept state where it is wanted.
 
@@ -251,84 +257,80 @@ class _Stop:
     of_body: bool = True
 
 
-def _block(channels: int) -> int:
-    return max(16, triton.next_power_of_2(channels))
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """Where every sequence goes: first step of every sequence `[B + 1]`, and steps as `_carry_kernel` reads them."""
+
+    tiling: Tiling
+    cu_steps: torch.Tensor
+    steps: torch.Tensor
+    num_kept: int
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return len(self.cu_steps) - 1
+
+    @classmethod
+    def of(cls, tiling: Tiling, stops: Sequence[Sequence[_Stop]]) -> "_Course":
+        """The stops of every sequence, on the device."""
+        cu_steps, steps, kept = [0], list[int](), 0
+        for sequence in stops:
+            for own in sequence:
+                steps += [own.chunks.start, own.chunks.stop, own.body, own.keep, int(own.of_body)]
+                kept += own.keep != NONE
+            cu_steps.append(cu_steps[-1] + len(sequence))
+        both = send([*cu_steps, *steps], torch.int32, tiling.starts.device)
+        return cls(tiling, both[: len(cu_steps)], both[len(cu_steps) :], kept)
 
 
-def _prepare(inputs: RecurrenceInputs, cu_runs: Sequence[int]) -> _Chunks:
-    every_channel = inputs.log_decay.ndim == 3
-    length = CHANNEL_CHUNK_TOKENS if every_channel else CHUNK_TOKENS
-    device, (tokens, heads, key_dim) = inputs.q.device, inputs.q.shape
-    starts = [start for begin, end in pairwise(cu_runs) for start in range(begin, end, length)]
-    counts = [-(-(end - begin) // length) for begin, end in pairwise(cu_runs)]
-    ends = [end for (_, end), count in zip(pairwise(cu_runs), counts, strict=True) for _ in range(count)]
-    first = [0]
-    for count in counts:
-        first.append(first[-1] + count)
-    erases = inputs.beta is not None
-    chunks = _Chunks(
-        starts=torch.tensor(starts, dtype=torch.int32, device=device),
-        ends=torch.tensor(ends, dtype=torch.int32, device=device),
-        first=tuple(first),
-        length=length,
-        queries=torch.empty_like(inputs.q),
-        writers=torch.empty_like(inputs.k),
-        readers=torch.empty_like(inputs.k) if erases else inputs.k,
-        values=torch.empty_like(inputs.v) if erases else inputs.v,
-        scores=inputs.q.new_empty(tokens, heads, length),
-        decays=inputs.q.new_empty(len(starts), *inputs.log_decay.shape[1:]),
-    )
-    if starts:
-        _prepare_kernel[(len(starts), heads)](
-            inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta if erases else inputs.q,
-            chunks.starts, chunks.ends,
-            chunks.queries, chunks.writers, chunks.readers, chunks.values, chunks.scores, chunks.decays,
-            H=heads, K=key_dim, V=inputs.v.shape[-1], L=length, BK=_block(key_dim), BV=_block(inputs.v.shape[-1]),
-            ERASES=erases, CHANNELS=every_channel, num_warps=8, num_stages=1,
-        )  # fmt: skip
-    return chunks
+@dataclass(frozen=True, slots=True)
+class _Bodies:
+    """Addresses of transitions and of end states `[2, bodies]`, int64; form and alignment as `_carry_kernel` takes them."""
+
+    addresses: torch.Tensor
+    form: int
+    is_aligned: bool
+
+    @classmethod
+    def of(cls, bodies: Sequence[Body], device: torch.device) -> "_Bodies":
+        """Bodies of one layer, on the device."""
+        addresses = [0 if body.transition is None else body.transition.data_ptr() for body in bodies]
+        addresses += [body.end_state.data_ptr() for body in bodies]
+        sizes = [size for body in bodies for size in body.end_state.shape[1:]]
+        aligned = all(address % ALIGNMENT == 0 for address in addresses) and all(size % 4 == 0 for size in sizes)
+        return cls(send(addresses or [0, 0], torch.int64, device).view(2, -1), _body_form(bodies), aligned)
 
 
 def _carry(
     inputs: RecurrenceInputs,
-    chunks: _Chunks,
-    stops: Sequence[Sequence[_Stop]],
+    course: _Course,
     states: torch.Tensor,
     columns: torch.Tensor | None,
     bodies: Sequence[Body],
-    num_kept: int,
 ) -> WalkResult:
     """Carry states `[R, H, K, V]`, and transition columns `[R, H, K, K]` where given, both in place."""
-    device, (heads, key_dim, value_dim) = inputs.q.device, states.shape[1:]
-    block = min(32, _block(value_dim))
-    state_blocks = triton.cdiv(value_dim, block)
-    column_blocks = 0 if columns is None else triton.cdiv(key_dim, block)
-    rows = [
-        (own.chunks.start, own.chunks.stop, own.body, own.keep, int(own.of_body))
-        for sequence in stops
-        for own in sequence
-    ]
-    cu_steps = [0]
-    for sequence in stops:
-        cu_steps.append(cu_steps[-1] + len(sequence))
-    addresses = [
-        [0 if body.transition is None else body.transition.data_ptr() for body in bodies],
-        [body.end_state.data_ptr() for body in bodies],
-    ]
-    table = torch.tensor(addresses if bodies else [[0], [0]], dtype=torch.int64, device=device)
+    heads, key_dim, value_dim = states.shape[1:]
+    width = min(32, block(value_dim))
+    state_blocks = triton.cdiv(value_dim, width)
+    column_blocks = 0 if columns is None else triton.cdiv(key_dim, width)
+    tiling, chunks, stored = course.tiling, prepare(inputs, course.tiling), _Bodies.of(bodies, states.device)
     outputs = torch.empty_like(inputs.v)
-    kept = states.new_empty(max(1, num_kept), heads, key_dim, value_dim)
-    _carry_kernel[(len(stops), heads, state_blocks + column_blocks)](
-        chunks.queries, chunks.writers, chunks.readers, chunks.values, chunks.scores, chunks.decays,
-        chunks.starts, chunks.ends,
-        torch.tensor(cu_steps, dtype=torch.int32, device=device),
-        torch.tensor(rows, dtype=torch.int32, device=device),
-        table[0], table[1], states, states if columns is None else columns, outputs, kept, state_blocks,
-        H=heads, K=key_dim, V=value_dim, L=chunks.length, BK=_block(key_dim), BV=block,
+    kept = states.new_empty(max(1, course.num_kept), heads, key_dim, value_dim)
+    _carry_kernel[(state_blocks + column_blocks, heads, course.num_sequences)](
+        chunks.queries, chunks.writers, chunks.readers, chunks.values,
+        chunks.scores, chunks.enters, chunks.rests, chunks.decays, tiling.starts, tiling.ends,
+        course.cu_steps, course.steps, stored.addresses[0], stored.addresses[1],
+        states, states if columns is None else columns, outputs, kept, state_blocks,
+        H=heads, K=key_dim, V=value_dim, L=tiling.length, BK=_tile_rows(key_dim), BV=width,
         ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3, COLUMNS=columns is not None,
-        BODY=_body_form(bodies), num_warps=4, num_stages=1,
+        BODY=stored.form, ALIGNED=stored.is_aligned, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return WalkResult(outputs, states, dict(enumerate(kept[:num_kept])))
+    return WalkResult(outputs, states, dict(enumerate(kept[: course.num_kept])))
+
+
+def _tile_rows(key_dim: int) -> int:
+    return block(key_dim if key_dim <= STATE_ROWS else triton.cdiv(key_dim, 2))
 
 
 def _body_form(bodies: Sequence[Body]) -> int:
@@ -352,12 +354,12 @@ def scan(
 ) -> ScanResult:
     """As `naive.scan`, fp32 on a GPU."""
     inputs = _contiguous(inputs)
-    chunks = _prepare(inputs, cu_runs)
-    stops = [[_Stop(range(*pair))] for pair in pairwise(chunks.first)]
+    tiling = tile(inputs, cu_runs)
+    course = _Course.of(tiling, [[_Stop(tiling.chunks_of(run))] for run in range(len(cu_runs) - 1)])
     columns = None
     if transitions is not None and inputs.beta is not None:
         columns = transitions.clone(memory_format=torch.contiguous_format)
-    result = _carry(inputs, chunks, stops, states.clone(), columns, (), 0)
+    result = _carry(inputs, course, states.clone(), columns, ())
     if transitions is not None and inputs.beta is None:
         columns = transitions * _decays(inputs, cu_runs, transitions.shape[-2])
     return ScanResult(result.outputs, result.states, columns)
@@ -374,19 +376,22 @@ def capture(
     inputs = _contiguous(inputs)
     edges = [edge for start, seam in zip(cu_runs[:-1], seam_tokens, strict=True) for edge in (start, start + seam)]
     cu_halves = [*edges, cu_runs[-1]]
-    chunks = _prepare(inputs, cu_halves)
-    pairs = [range(*pair) for pair in pairwise(chunks.first)]
-    stops = [
-        [_Stop(pairs[2 * run], keep=run, of_body=False), _Stop(pairs[2 * run + 1])] for run in range(len(seam_tokens))
-    ]
+    tiling, runs = tile(inputs, cu_halves), range(len(seam_tokens))
+    course = _Course.of(
+        tiling,
+        [
+            [_Stop(tiling.chunks_of(2 * run), keep=run, of_body=False), _Stop(tiling.chunks_of(2 * run + 1))]
+            for run in runs
+        ],
+    )
     if inputs.beta is None:
         bodies = slice(1, None, 2)
         columns = transitions * _decays(inputs, cu_halves, transitions.shape[-2])[bodies]
-        result = _carry(inputs, chunks, stops, states.clone(), None, (), len(stops))
+        result = _carry(inputs, course, states.clone(), None, ())
     else:
         columns = transitions.clone(memory_format=torch.contiguous_format)
-        result = _carry(inputs, chunks, stops, states.clone(), columns, (), len(stops))
-    seam_states = torch.stack([result.kept[run] for run in range(len(stops))])
+        result = _carry(inputs, course, states.clone(), columns, ())
+    seam_states = torch.stack([result.kept[run] for run in runs])
     return CaptureResult(result.outputs, result.states, seam_states, columns)
 
 
@@ -408,32 +413,35 @@ def walk(
 ) -> WalkResult:
     """As `naive.walk`, fp32 on a GPU."""
     inputs = _contiguous(inputs)
-    chunks = _prepare(inputs, parts.cu_runs)
-    kept_parts = sorted(keep_after)
-    present = [body for body in bodies if body is not None]
-    places = iter(range(len(present)))
-    body_of = [NONE if body is None else next(places) for body in bodies]
+    kept_parts, stored = sorted(keep_after), [body is not None for body in bodies]
+    key = f"recurrence {inputs.log_decay.ndim} {stored} {kept_parts}"
+    if key not in parts.prepared:
+        parts.prepared[key] = _walk_course(tile(inputs, parts.cu_runs), parts, stored, kept_parts)
+    course: _Course = parts.prepared[key]
+    result = _carry(inputs, course, states.clone(), None, [body for body in bodies if body is not None])
+    return WalkResult(result.outputs, result.states, dict(zip(kept_parts, result.kept.values(), strict=True)))
+
+
+def _walk_course(tiling: Tiling, parts: PartWalk, stored: Sequence[bool], kept_parts: Sequence[int]) -> _Course:
+    places = count()
+    body_of = [next(places) if is_stored else NONE for is_stored in stored]
     keep_of = {part: index for index, part in enumerate(kept_parts)}
     stops = [
-        [
-            _Stop(range(chunks.first[part], chunks.first[part + 1]), body_of[part], keep_of.get(part, NONE))
-            for part in parts.parts_of(request)
-        ]
-        for request in range(states.shape[0])
+        [_Stop(tiling.chunks_of(part), body_of[part], keep_of.get(part, NONE)) for part in parts.parts_of(request)]
+        for request in range(len(parts.cu_parts) - 1)
     ]
-    result = _carry(inputs, chunks, stops, states.clone(), None, present, len(kept_parts))
-    return WalkResult(result.outputs, result.states, {part: result.kept[index] for part, index in keep_of.items()})
+    return _Course.of(tiling, stops)
 
 
 def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """As `naive.step`, fp32 on a GPU."""
     inputs, outputs = _contiguous(inputs), torch.empty_like(inputs.v)
     heads, key_dim, value_dim = states.shape[1:]
-    block = min(32, _block(value_dim))
-    _step_kernel[(len(slots), heads, triton.cdiv(value_dim, block))](
+    width = min(32, block(value_dim))
+    _step_kernel[(len(slots), heads, triton.cdiv(value_dim, width))](
         inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.q if inputs.beta is None else inputs.beta,
         states, slots, outputs, heads, key_dim, value_dim,
-        BK=_block(key_dim), BV=block, ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3,
+        BK=block(key_dim), BV=width, ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3,
         num_warps=4,
     )  # fmt: skip
     return outputs
