@@ -7,6 +7,8 @@ if os.environ.get("HYPIC_DEVICE", "cpu") == "cpu":
     # Triton reads it when it is first imported, which other libraries may do.
     os.environ["TRITON_INTERPRET"] = "1"
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -18,6 +20,13 @@ torch.set_num_threads(1)
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(autouse=True)
+def denormal_numbers() -> Iterator[None]:
+    """A worker's engine counts them as zero; in a process that does, hypothesis refuses to draw floats for the next test."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")
