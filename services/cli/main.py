@@ -123,17 +123,15 @@ def run(
     """Ask one question in this process, without services, and show how each part was served."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from services.cli.one_prompt import OnePrompt, PromptText, read_documents
-    from services.router.domain.request import PromptError
-    from services.worker.engine.requests import EngineError
-    from services.worker.models.errors import CheckpointError
-    from services.worker.profile import ProfileError
+    from services.router.domain.errors import RouterError
+    from services.worker.errors import WorkerError
     from services.worker.settings import WorkerSettings
 
     settings = WorkerSettings.load_or_exit(checkpoint=checkpoint)
     try:
         text = PromptText(question, read_documents(document or []), system)
         answer = OnePrompt(settings).ask(text, max_tokens, compose=reuse is Reuse.COMPOSE)
-    except (CheckpointError, ProfileError, PromptError, EngineError, OSError, UnicodeDecodeError) as error:
+    except (WorkerError, RouterError, OSError, UnicodeDecodeError) as error:
         typer.echo(f"hypic run: {error}", err=True)
         raise typer.Exit(2) from error
     typer.echo(answer.text)

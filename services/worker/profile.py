@@ -68,7 +68,7 @@ def load_profile(path: Path) -> Profile:
     """
     try:
         content = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ProfileError(f"{path}: {error}") from error
     kinds = {field.name: type(getattr(Profile(), field.name)) for field in fields(Profile)}
     for name, value in content.items():

@@ -7,14 +7,16 @@ from typing import Any
 from blake3 import blake3
 from tokenizers import Tokenizer
 
-from services.worker.models.checkpoint import read_json
+from services.worker.models.checkpoint import SUFFIX, read_json
 from services.worker.models.errors import CheckpointError
 from services.worker.models.registry import read_checkpoint_spec
 from services.worker.models.spec import ModelSpec
-from services.worker.profile import Profile, load_profile
+from services.worker.profile import Profile, ProfileError, load_profile
 from services.worker.settings import WorkerSettings
 
 __all__ = ["ServedModel", "read_served_model"]
+
+_LARGEST_ID = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +47,28 @@ def read_served_model(settings: WorkerSettings) -> ServedModel:
     directory = settings.checkpoint
     spec = read_checkpoint_spec(directory)
     tokenizer_json = _read(directory / "tokenizer.json")
-    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+    tokenizer = _read_tokenizer(directory / "tokenizer.json", tokenizer_json, spec)
     tokenizer_config = read_json(directory / "tokenizer_config.json")
     profile_path = settings.profile or directory / "profile.toml"
     profile = load_profile(profile_path) if settings.profile or profile_path.exists() else Profile()
     revision = _revision(directory)
     eos_token = _token_text(tokenizer_config.get("eos_token"))
+    context_length = min(settings.context_length or spec.context_length, spec.context_length)
+    prime_ids = tuple(tokenizer.encode(profile.prime, add_special_tokens=False).ids)
+    if len(prime_ids) >= context_length:
+        raise ProfileError(
+            f"{profile_path}: prime has {len(prime_ids)} tokens of a context of {context_length}; shorten it"
+        )
     return ServedModel(
         name=settings.model_name or directory.resolve().name,
         revision=revision,
         spec=spec,
         profile=profile,
         profile_digest=profile.digest(revision, settings.dtype),
-        prime_ids=tuple(tokenizer.encode(profile.prime, add_special_tokens=False).ids),
+        prime_ids=prime_ids,
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(directory, tokenizer_config),
-        context_length=min(settings.context_length or spec.context_length, spec.context_length),
+        context_length=context_length,
         stop_token_ids=_stop_ids(directory, tokenizer, eos_token),
         bos_token=_token_text(tokenizer_config.get("bos_token")),
         eos_token=eos_token,
@@ -74,12 +82,37 @@ def _read(path: Path) -> bytes:
         raise CheckpointError(f"{path}: {error.strerror}; the checkpoint needs it") from error
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: no UTF-8 text ({error}); download the file again") from error
+
+
+def _read_tokenizer(path: Path, content: bytes, spec: ModelSpec) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_str(content.decode())
+    except Exception as error:  # the library raises nothing more precise
+        fault = " ".join(str(error).split())
+        raise CheckpointError(f"{path}: not readable as a tokenizer ({fault}); download the file again") from error
+    largest_id = max(tokenizer.get_vocab().values(), default=0)
+    if largest_id >= spec.vocab_size:
+        raise CheckpointError(
+            f"{path}: token id {largest_id} is outside the vocab_size of config.json, {spec.vocab_size}; "
+            "download tokenizer and weights of one revision"
+        )
+    return tokenizer
+
+
 def _revision(directory: Path) -> str:
     """Hexadecimal BLAKE3 over config and weights, so that swapped weights never meet old states."""
     digest = blake3(_read(directory / "config.json"))
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
         digest.update(path.name.encode())
-        digest.update_mmap(path)
+        try:
+            digest.update_mmap(path)
+        except OSError as error:
+            raise CheckpointError(f"{path}: not readable ({error}); download the file again, or delete it") from error
     return digest.hexdigest()
 
 
@@ -89,7 +122,7 @@ def _token_text(token: Any) -> str:  # noqa: ANN401 # a string, or an object wit
 
 def _chat_template(directory: Path, tokenizer_config: dict[str, Any]) -> str:
     path = directory / "chat_template.jinja"
-    template = path.read_text() if path.exists() else tokenizer_config.get("chat_template")
+    template = _read_text(path) if path.exists() else tokenizer_config.get("chat_template")
     if not isinstance(template, str) or not template:
         raise CheckpointError(
             f"{directory}: no chat template; add chat_template.jinja or chat_template in tokenizer_config.json"
@@ -100,9 +133,16 @@ def _chat_template(directory: Path, tokenizer_config: dict[str, Any]) -> str:
 def _stop_ids(directory: Path, tokenizer: Tokenizer, eos_token: str) -> tuple[int, ...]:
     """End tokens of the generation config, the model config and the tokenizer."""
     found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        if (directory / name).exists():
-            value = read_json(directory / name).get("eos_token_id")
-            found.update(value if isinstance(value, list) else [] if value is None else [value])
+    for path in (directory / "generation_config.json", directory / "config.json"):
+        if path.exists():
+            found.update(_end_ids(path))
     eos_id = tokenizer.token_to_id(eos_token) if eos_token else None
     return tuple(sorted(found if eos_id is None else found | {eos_id}))
+
+
+def _end_ids(path: Path) -> list[int]:
+    value = read_json(path).get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(each) is int and 0 <= each <= _LARGEST_ID for each in ids):
+        raise CheckpointError(f"{path}: eos_token_id must be a token id or a list of them, not {value!r}; correct it")
+    return ids

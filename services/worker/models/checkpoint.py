@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 from services.worker.models.errors import CheckpointError
 from services.worker.models.quantisation import SCALE_SUFFIX, BlockScales
 
-__all__ = ["Checkpoint", "CheckpointDirectory", "TensorHeader", "read_json"]
+__all__ = ["SUFFIX", "Checkpoint", "CheckpointDirectory", "TensorHeader", "read_json"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: missing; give the directory of a Hugging Face checkpoint") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error}); download the file again") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: must hold a JSON object; download the file again")
@@ -141,7 +142,9 @@ class CheckpointDirectory:
             weight_map = read_json(self._listing).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise CheckpointError(f"{self._listing}: has no weight_map; download the file again")
-            return {name: self._shard(str(file)) for name, file in weight_map.items()}
+            for name, file in weight_map.items():
+                self._check_shard(name, file)
+            return {name: self._shard(file) for name, file in weight_map.items()}
         path = self._shard(_SINGLE)
         try:
             with safe_open(path, framework="pt") as handle:
@@ -149,9 +152,17 @@ class CheckpointDirectory:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: damaged ({error}); download the file again") from error
 
+    def _check_shard(self, name: str, file: object) -> None:
+        """The model's revision is made of the directory's own files: weights from elsewhere could change unseen."""
+        if not isinstance(file, str) or Path(file).name != file or Path(file).suffix != SUFFIX:
+            raise CheckpointError(
+                f"{self._listing}: tensor {name} stands in {file!r}, which is no {SUFFIX} file of this directory; "
+                "download the file again"
+            )
+
     def _shard(self, file: str) -> Path:
         path = self.directory / file
-        if not path.exists():
+        if not path.is_file():
             raise CheckpointError(f"{path}: missing; download every shard of the checkpoint")
         return path
 

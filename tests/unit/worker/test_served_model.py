@@ -1,5 +1,6 @@
 """What is read of a checkpoint beside its weights."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,8 +8,11 @@ import pytest
 
 from services.worker.adapters.messages import describe
 from services.worker.adapters.served_model import ServedModel, read_served_model
+from services.worker.models.errors import CheckpointError
+from services.worker.profile import ProfileError
 from services.worker.settings import WorkerSettings
-from tests.e2e.stack.checkpoint import write_random_checkpoint
+from tests.e2e.stack.checkpoint import CONTEXT_LENGTH, write_random_checkpoint
+from tests.unit.worker.checkpoint_files import edit_config
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 
@@ -56,6 +60,73 @@ def test_another_dtype_is_another_digest(checkpoint: Path) -> None:
     wide = _read(checkpoint)
     narrow = read_served_model(WorkerSettings(checkpoint=checkpoint, dtype="bfloat16"))
     assert narrow.profile_digest != wide.profile_digest
+
+
+def _refusal(checkpoint: Path) -> str:
+    with pytest.raises((CheckpointError, ProfileError)) as caught:
+        _read(checkpoint)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b"\xff\xfe", b"[1]"])
+def test_a_damaged_tokenizer(content: bytes, checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").write_bytes(content)
+    message = _refusal(checkpoint)
+    assert message.startswith(f"{checkpoint / 'tokenizer.json'}: not readable as a tokenizer")
+    assert "download the file again" in message
+
+
+def test_a_tokenizer_of_another_model(checkpoint: Path) -> None:
+    """An id without a row in the embedding would fail inside a pass."""
+    spec = _read(checkpoint).spec
+    edit_config(checkpoint, vocab_size=spec.vocab_size - 1)
+    message = _refusal(checkpoint)
+    assert message.startswith(
+        f"{checkpoint / 'tokenizer.json'}: token id {spec.vocab_size - 1} is outside the vocab_size"
+    )
+    assert "of one revision" in message
+
+
+def test_an_embedding_with_spare_rows(checkpoint: Path) -> None:
+    edit_config(checkpoint, vocab_size=_read(checkpoint).spec.vocab_size + 64)
+    _read(checkpoint)
+
+
+@pytest.mark.parametrize("end", ["2", {"id": 2}, [2, None], [[2]], -1, True, 1 << 40])
+def test_end_tokens_that_are_no_ids(end: object, checkpoint: Path) -> None:
+    path = checkpoint / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": end}))
+    assert _refusal(checkpoint).startswith(f"{path}: eos_token_id must be a token id or a list of them, not {end!r}")
+
+
+def test_a_template_that_is_no_text(checkpoint: Path) -> None:
+    path = checkpoint / "chat_template.jinja"
+    path.write_bytes(b"\xff\xfe")
+    assert _refusal(checkpoint).startswith(f"{path}: no UTF-8 text")
+
+
+def test_a_profile_that_is_no_text(checkpoint: Path) -> None:
+    path = checkpoint / "profile.toml"
+    path.write_bytes(b"\xff\xfe")
+    assert _refusal(checkpoint).startswith(f"{path}: ")
+
+
+def test_a_weights_file_that_leads_nowhere(checkpoint: Path) -> None:
+    path = checkpoint / "other.safetensors"
+    path.symlink_to("gone")
+    message = _refusal(checkpoint)
+    assert message.startswith(f"{path}: not readable")
+    assert "delete it" in message
+
+
+def test_a_prime_longer_than_the_context(checkpoint: Path) -> None:
+    path = checkpoint / "profile.toml"
+    path.write_text(f'prime = "{"a house " * CONTEXT_LENGTH}"\n')
+    message = _refusal(checkpoint)
+    assert message.startswith(f"{path}: prime has ")
+    assert "shorten it" in message
 
 
 @pytest.mark.parametrize(
