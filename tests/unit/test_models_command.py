@@ -53,6 +53,17 @@ def test_a_config_alone(directory: Path) -> None:
     assert "none in the directory" in result.output
 
 
+def test_a_tensor_that_no_file_could_hold(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 1 << 30, "hidden_size": 1 << 30}))
+    result = run("check", directory)
+    assert result.exit_code == 2
+    assert result.output.startswith(
+        "hypic models check: config.json: implies a tensor model.embed_tokens.weight of shape"
+    )
+
+
 def test_weights_that_do_not_match(directory: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
     tensors["model.norm.weight"] = torch.zeros(3)

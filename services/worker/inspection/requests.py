@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
 from services.worker.mixers.state import DeviceMemory
+from services.worker.models.errors import CheckpointError
 from services.worker.models.registry import Family
 from services.worker.models.spec import ModelSpec
 
 __all__ = ["RecordingCheckpoint", "TensorRequest", "record_requests"]
+
+# In values: what torch still counts in bytes, with room for several of them side by side.
+_LARGEST_TENSOR = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,11 @@ class RecordingCheckpoint:
         return self._names
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `Checkpoint`; never fails."""
+        """See `Checkpoint`; fails only where no file could hold the tensor."""
+        if prod(shape) > _LARGEST_TENSOR:
+            raise CheckpointError(
+                f"config.json: implies a tensor {name} of shape {shape}, larger than any file; download it again"
+            )
         self.requests[name] = TensorRequest(shape, dtype)
         return torch.empty(shape, dtype=dtype, device="meta")
 

@@ -1,11 +1,15 @@
 """Typed access to a `config.json`, with errors that name the field."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.worker.models.errors import CheckpointError
 
 __all__ = ["ConfigFields", "RecordedConfig"]
+
+# What is written into messages and tensors fits an int32; what is looped over ends soon.
+_LARGEST, _MOST_COUNTED = (1 << 31) - 1, 10_000
 
 
 class RecordedConfig(Mapping[str, Any]):
@@ -60,7 +64,15 @@ class ConfigFields:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.error(name, f"must be a positive integer, not {value!r}")
-        return value
+        return self._at_most(name, value, _LARGEST)
+
+    def few(self, name: str) -> int:
+        """A positive integer that counts layers, heads or experts.
+
+        Raises:
+            CheckpointError: it is missing, something else, or more than any model has.
+        """
+        return self._at_most(name, self.integer(name), _MOST_COUNTED)
 
     def count(self, name: str) -> int:
         """An integer that may be 0.
@@ -82,7 +94,7 @@ class ConfigFields:
         return None if self._config.get(name) is None else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number.
+        """A finite number; JSON files may hold others.
 
         Raises:
             CheckpointError: it is missing without a default, or something else.
@@ -90,9 +102,20 @@ class ConfigFields:
         value = self._config.get(name)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.error(name, f"must be a number, not {value!r}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+            raise self.error(name, f"must be a finite number, not {value!r}")
         return float(value)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0.
+
+        Raises:
+            CheckpointError: it is missing without a default, or something else.
+        """
+        value = self.number(name, default)
+        if value <= 0.0:
+            raise self.error(name, f"must be positive, not {value}")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false.
@@ -180,8 +203,13 @@ class ConfigFields:
         Raises:
             CheckpointError: it does not.
         """
-        if self.integer(heads) % self.integer(shared_heads, self.integer(heads)):
+        if self.few(heads) % self.integer(shared_heads, self.integer(heads)):
             raise self.error(heads, f"must be a multiple of {shared_heads}")
+
+    def _at_most(self, name: str, value: int, most: int) -> int:
+        if value > most:
+            raise self.error(name, f"must be at most {most}, not {value}; download config.json again")
+        return value
 
     def error(self, name: str, fault: str) -> CheckpointError:
         """An error that names a field."""

@@ -49,14 +49,14 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     """
     fields = ConfigFields(config)
     fields.choice("hidden_act", ["silu"], "silu")
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.few("num_hidden_layers")
     return ModelSpec(
         family="kimi_linear",
         hidden_size=fields.integer("hidden_size"),
         vocab_size=fields.integer("vocab_size"),
         context_length=fields.integer("model_max_length"),
         tied_head=fields.flag("tie_word_embeddings", False),
-        eps=fields.number("rms_norm_eps"),
+        eps=fields.positive("rms_norm_eps"),
         layers=tuple(map(LayerSpec, _mixers(fields, layers), _feed_forwards(fields, layers))),
     )
 
@@ -70,7 +70,7 @@ def _mixers(fields: ConfigFields, layers: int) -> list[MixerShape]:
         num_heads=linear.integer("num_heads"),
         head_dim=linear.integer("head_dim"),
         conv_taps=linear.integer("short_conv_kernel_size"),
-        eps=fields.number("rms_norm_eps"),
+        eps=fields.positive("rms_norm_eps"),
     )
     latent = read_latent_shape(fields, rotary_theta=None, eps=_LATENT_EPS)
     return [delta if kind == _LINEAR else latent for kind in _layer_types(fields, linear, layers)]
@@ -102,14 +102,14 @@ def _experts(fields: ConfigFields) -> ExpertsShape:
     fields.choice("moe_layer_freq", [1], 1)
     fields.choice("routed_expert_hidden_size", [None], None)
     routing = Routing(
-        num_experts=fields.integer("num_experts"),
+        num_experts=fields.few("num_experts"),
         top_k=fields.integer("num_experts_per_token"),
         scoring=Scoring.SIGMOID,
         renormalised=fields.flag("moe_renormalize", True),
         corrected=True,
         num_groups=fields.integer("num_expert_group", 1),
         top_groups=fields.integer("topk_group", 1),
-        scale=fields.number("routed_scaling_factor"),
+        scale=fields.positive("routed_scaling_factor"),
     )
     if routing.top_k == 1 and routing.renormalised:
         raise fields.error("moe_renormalize", "has no agreed meaning with one expert a token")

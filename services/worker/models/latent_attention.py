@@ -14,7 +14,7 @@ def read_latent_shape(fields: ConfigFields, rotary_theta: float | None, eps: flo
         CheckpointError: a field is missing or wrong.
     """
     fields.choice("attention_bias", [False], False)
-    heads = fields.integer("num_attention_heads")
+    heads = fields.few("num_attention_heads")
     fields.choice("num_key_value_heads", [heads], heads)
     return LatentAttentionShape(
         num_heads=heads,

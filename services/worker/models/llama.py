@@ -35,7 +35,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     for name in ("attention_bias", "mlp_bias", "use_sliding_window", "rope_interleaved"):
         fields.choice(name, [False], False)
     fields.choice("hidden_act", ["silu"], "silu")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.few("num_hidden_layers")
     for kind in fields.names("layer_types", num_layers) or ():
         if kind != "full_attention":
             raise fields.error("layer_types", f"has {kind!r}; full_attention is supported")
@@ -46,14 +46,14 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
         vocab_size=fields.integer("vocab_size"),
         context_length=fields.integer("max_position_embeddings"),
         tied_head=fields.flag("tie_word_embeddings", False),
-        eps=fields.number("rms_norm_eps", 1e-6),
+        eps=fields.positive("rms_norm_eps", 1e-6),
         layers=(layer,) * num_layers,
     )
 
 
 def _attention_shape(fields: ConfigFields) -> GroupedAttentionShape:
     fields.check_groups("num_attention_heads", "num_key_value_heads")
-    num_heads = fields.integer("num_attention_heads")
+    num_heads = fields.few("num_attention_heads")
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // num_heads)
     if head_dim % 2:
         raise fields.error("head_dim", f"must be even for rotary position, not {head_dim}")
@@ -64,9 +64,9 @@ def _attention_shape(fields: ConfigFields) -> GroupedAttentionShape:
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
         rotary_dim=head_dim,
-        rotary_theta=rope.number("rope_theta", fields.number("rope_theta", _DEFAULT_THETA)),
+        rotary_theta=rope.positive("rope_theta", fields.positive("rope_theta", _DEFAULT_THETA)),
         gated=False,
-        eps=fields.number("rms_norm_eps", 1e-6),
+        eps=fields.positive("rms_norm_eps", 1e-6),
         rotary_scaling=_scaling(rope),
     )
 
@@ -76,10 +76,10 @@ def _scaling(rope: ConfigFields) -> Llama3Scaling | None:
     kind = rope.choice("rope_type" if rope.has("rope_type") else "type", ["default", "llama3"], "default")
     if kind == "default":
         return None
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
     if not low < high:
         raise rope.error("high_freq_factor", f"must exceed low_freq_factor {low}, not {high}")
-    return Llama3Scaling(rope.number("factor"), low, high, rope.integer("original_max_position_embeddings"))
+    return Llama3Scaling(rope.positive("factor"), low, high, rope.integer("original_max_position_embeddings"))
 
 
 def load_model(spec: ModelSpec, checkpoint: Checkpoint, memory: DeviceMemory) -> Model:

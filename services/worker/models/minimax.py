@@ -55,7 +55,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     """
     fields = ConfigFields(config)
     _refuse_other_forms(fields)
-    eps, experts = fields.number("rms_norm_eps", 1e-5), _experts(fields)
+    eps, experts = fields.positive("rms_norm_eps", 1e-5), _experts(fields)
     heads, kinds = fields.integer("num_attention_heads"), _layer_kinds(fields)
     full = _attention(fields, eps)
 
@@ -84,7 +84,7 @@ def _refuse_other_forms(fields: ConfigFields) -> None:
     fields.choice("shared_intermediate_size", [0], 0)
     fields.choice("sliding_window", [None], None)
     fields.check_groups("num_attention_heads", "num_key_value_heads")
-    heads = fields.integer("num_attention_heads")
+    heads = fields.few("num_attention_heads")
     if heads & (heads - 1):
         raise fields.error(
             "num_attention_heads", f"must be a power of two, not {heads}: public code disagrees on decays"
@@ -92,7 +92,7 @@ def _refuse_other_forms(fields: ConfigFields) -> None:
 
 
 def _layer_kinds(fields: ConfigFields) -> list[str]:
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.few("num_hidden_layers")
     name = "layer_types" if fields.has("layer_types") else "attn_type_list"
     kinds = fields.names(name, layers)
     if kinds is None:
@@ -139,7 +139,7 @@ def _attention(fields: ConfigFields, eps: float) -> GroupedAttentionShape:
         num_kv_heads=fields.integer("num_key_value_heads", fields.integer("num_attention_heads")),
         head_dim=_head_dim(fields),
         rotary_dim=rotary_dim,
-        rotary_theta=(rope if rope.has("rope_theta") else fields).number("rope_theta"),
+        rotary_theta=(rope if rope.has("rope_theta") else fields).positive("rope_theta"),
         gated=False,
         eps=eps,
     )
@@ -149,7 +149,7 @@ def _experts(fields: ConfigFields) -> ExpertsShape:
     return ExpertsShape(
         size=fields.integer("intermediate_size"),
         routing=Routing(
-            num_experts=fields.integer("num_local_experts"),
+            num_experts=fields.few("num_local_experts"),
             top_k=fields.integer("num_experts_per_tok"),
             scoring=Scoring.SOFTMAX,
             renormalised=True,

@@ -35,7 +35,7 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
         CheckpointError: a field is missing or says something that this family does not support.
     """
     fields = ConfigFields(config)
-    dense_layers = fields.layers("mlp_only_layers", fields.integer("num_hidden_layers"))
+    dense_layers = fields.layers("mlp_only_layers", fields.few("num_hidden_layers"))
     step = fields.integer("decoder_sparse_step", 1)
 
     def feed_forward(layer: int) -> FeedForwardShape:

@@ -59,7 +59,7 @@ def read_experts_shape(fields: ConfigFields, renormalised: bool) -> ExpertsShape
         CheckpointError: a field is missing or impossible.
     """
     routing = Routing(
-        num_experts=fields.integer("num_experts"),
+        num_experts=fields.few("num_experts"),
         top_k=fields.integer("num_experts_per_tok"),
         scoring=Scoring.SOFTMAX,
         renormalised=renormalised,
@@ -69,7 +69,7 @@ def read_experts_shape(fields: ConfigFields, renormalised: bool) -> ExpertsShape
 
 
 def _eps(fields: ConfigFields) -> float:
-    return fields.number("rms_norm_eps", 1e-6)
+    return fields.positive("rms_norm_eps", 1e-6)
 
 
 def _linear_shape(fields: ConfigFields) -> GatedDeltaShape:
@@ -90,8 +90,8 @@ def _attention_shape(fields: ConfigFields) -> GroupedAttentionShape:
     rope = fields.rope()
     rope.choice("rope_type" if rope.has("rope_type") else "type", ["default"], "default")
     # Releases before transformers 5 have these two beside the section.
-    theta = (rope if rope.has("rope_theta") else fields).number("rope_theta")
-    factor = (rope if rope.has("partial_rotary_factor") else fields).number("partial_rotary_factor", 0.25)
+    theta = (rope if rope.has("rope_theta") else fields).positive("rope_theta")
+    factor = (rope if rope.has("partial_rotary_factor") else fields).positive("partial_rotary_factor", 0.25)
     rotary_dim = int(head_dim * factor)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise fields.error("partial_rotary_factor", f"must turn an even number of channels, not {rotary_dim}")
@@ -107,7 +107,7 @@ def _attention_shape(fields: ConfigFields) -> GroupedAttentionShape:
 
 
 def _layer_types(fields: ConfigFields, supported: list[str]) -> list[str]:
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.few("num_hidden_layers")
     kinds = fields.names("layer_types", layers)
     if kinds is None:
         interval = fields.integer("full_attention_interval")

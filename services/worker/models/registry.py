@@ -45,7 +45,8 @@ def find_family(directory: Path, config: Mapping[str, Any]) -> Family:
     read_block_scales(config)
     model_type = config.get("model_type")
     for family in FAMILIES:
-        if model_type in family.model_types:
+        # Not a set's own test: JSON has values that cannot be hashed.
+        if any(model_type == known for known in family.model_types):
             return family
     known = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
     raise CheckpointError(

@@ -56,8 +56,8 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     """
     fields = ConfigFields(config)
     _refuse_other_forms(config, fields)
-    eps = fields.number("rms_norm_eps", 1e-6)
-    layers, dense_layers = fields.integer("num_hidden_layers"), fields.count("first_k_dense_replace")
+    eps = fields.positive("rms_norm_eps", 1e-6)
+    layers, dense_layers = fields.few("num_hidden_layers"), fields.count("first_k_dense_replace")
     latent = config.get("model_type") == _LATENT_TYPE
     full = _latent(fields) if latent else _grouped(fields, eps)
     dense, experts = DenseShape(fields.integer("intermediate_size")), _experts(fields)
@@ -90,7 +90,7 @@ def _refuse_other_forms(config: Mapping[str, Any], fields: ConfigFields) -> None
         fields.choice(name, [True], True)
     fields.choice("hidden_act", ["silu"], "silu")
     fields.choice("rope_scaling", [None], None)
-    heads = fields.integer("num_attention_heads")
+    heads = fields.few("num_attention_heads")
     fields.choice("num_kv_heads_for_linear_attn", [0, heads], heads)
 
 
@@ -111,7 +111,7 @@ def _head_dim(fields: ConfigFields) -> int:
 
 
 def _rotary_dim(fields: ConfigFields) -> int:
-    rotary_dim = int(_head_dim(fields) * fields.number("partial_rotary_factor", 1.0))
+    rotary_dim = int(_head_dim(fields) * fields.positive("partial_rotary_factor", 1.0))
     if rotary_dim % 2 or not 0 < rotary_dim <= _head_dim(fields):
         raise fields.error("partial_rotary_factor", f"must turn an even number of channels, not {rotary_dim}")
     return rotary_dim
@@ -130,7 +130,7 @@ def _lightning(fields: ConfigFields, slopes: tuple[float, ...], eps: float) -> L
         norm_eps=eps,
         eps=eps,
         rotary_dim=_rotary_dim(fields),
-        rotary_theta=fields.number("rope_theta"),
+        rotary_theta=fields.positive("rope_theta"),
     )
 
 
@@ -141,7 +141,7 @@ def _grouped(fields: ConfigFields, eps: float) -> GroupedAttentionShape:
         num_kv_heads=fields.integer("num_key_value_heads"),
         head_dim=_head_dim(fields),
         rotary_dim=_rotary_dim(fields),
-        rotary_theta=fields.number("rope_theta"),
+        rotary_theta=fields.positive("rope_theta"),
         gated=False,
         eps=eps,
     )
@@ -151,7 +151,7 @@ def _latent(fields: ConfigFields) -> LatentAttentionShape:
     """The public code has one set of frequencies for both kinds of layers, so their rotary channels are as many."""
     fields.choice("rope_interleave", [True], True)
     fields.choice("qk_rope_head_dim", [_rotary_dim(fields)], None)
-    return read_latent_shape(fields, rotary_theta=fields.number("rope_theta"), eps=_LATENT_EPS)
+    return read_latent_shape(fields, rotary_theta=fields.positive("rope_theta"), eps=_LATENT_EPS)
 
 
 def _experts(fields: ConfigFields) -> FeedForwardShape:
@@ -167,14 +167,14 @@ def _experts(fields: ConfigFields) -> FeedForwardShape:
     return ExpertsShape(
         size=size,
         routing=Routing(
-            num_experts=fields.integer("num_experts"),
+            num_experts=fields.few("num_experts"),
             top_k=top_k,
             scoring=Scoring.SIGMOID,
             renormalised=top_k > 1,
             corrected=fields.flag("moe_router_enable_expert_bias", True),
             num_groups=fields.integer("n_group", 1),
             top_groups=fields.integer("topk_group", 1),
-            scale=fields.number("routed_scaling_factor", 1.0),
+            scale=fields.positive("routed_scaling_factor", 1.0),
         ),
         shared_size=shared_size or None,
     )

@@ -7,6 +7,7 @@ import torch
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.checkpoint import Checkpoint
 from services.worker.models.decoder import FeedForward, Layer, Model, SwiGlu
+from services.worker.models.errors import CheckpointError
 from services.worker.models.experts import ExpertNames, Experts, ExpertsShape
 from services.worker.models.spec import DenseShape, FeedForwardShape, ModelSpec
 
@@ -76,7 +77,7 @@ class WeightReader:
     def _gate_up(self, name: str, shape: ExpertsShape, hidden: int, names: ExpertNames) -> torch.Tensor:
         """`[E, 2 I, hidden]`, which checkpoints keep as one tensor or in halves an expert."""
         fused, count = f"{name}.gate_up_proj", shape.routing.num_experts
-        if self.has(fused):
+        if self._has_fused(fused, f"{name}.0.{names.gate}.weight"):
             return self.read(fused, count, 2 * shape.size, hidden)
         halves = torch.empty(count, 2, shape.size, hidden, dtype=self.memory.dtype, device=self.memory.device)
         # Filled in place: experts are most of a model, and a copy of a layer's might not fit beside them.
@@ -88,12 +89,21 @@ class WeightReader:
     def _down(self, name: str, shape: ExpertsShape, hidden: int, names: ExpertNames) -> torch.Tensor:
         """`[E, hidden, I]`, likewise."""
         fused, count = f"{name}.down_proj", shape.routing.num_experts
-        if self.has(fused):
+        if self._has_fused(fused, f"{name}.0.{names.down}.weight"):
             return self.read(fused, count, hidden, shape.size)
         matrices = torch.empty(count, hidden, shape.size, dtype=self.memory.dtype, device=self.memory.device)
         for expert in range(count):
             matrices[expert] = self.read(f"{name}.{expert}.{names.down}.weight", hidden, shape.size)
         return matrices
+
+    def _has_fused(self, fused: str, single: str) -> bool:
+        """Which of the two layouts a layer's experts have; with both there is no telling which of them was trained."""
+        if self.has(fused) and self.has(single):
+            raise CheckpointError(
+                f"tensors {self._prefix}{fused} and {self._prefix}{single} both hold the expert; "
+                "download the checkpoint again, without files of another revision"
+            )
+        return self.has(fused)
 
     def head(self, spec: ModelSpec, embedding: torch.Tensor, name: str) -> torch.Tensor:
         """The output matrix, which has no prefix; the embedding itself where they are tied."""

@@ -156,6 +156,29 @@ def test_a_damaged_index(index: str, directory: Path) -> None:
     assert "download the file again" in message
 
 
+@pytest.mark.parametrize(
+    "file", ["../outside.safetensors", "/outside.safetensors", "part/of.safetensors", "of.bin", "", 3]
+)
+def test_a_shard_that_is_no_file_of_the_directory(file: object, directory: Path) -> None:
+    """The weights' digest is made of the directory's own files: others could be swapped unseen."""
+    tensors = load_file(directory / WEIGHTS)
+    for other in ("../outside.safetensors", "part/of.safetensors", "of.bin"):
+        (directory / other).parent.mkdir(exist_ok=True)
+        save_file(tensors, directory / other)
+    (directory / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, file)}))
+    message = _refusal(directory)
+    assert f"{directory / INDEX}: tensor " in message
+    assert f"stands in {file!r}, which is no .safetensors file of this directory" in message
+
+
+def test_a_shard_that_is_a_folder(directory: Path) -> None:
+    shard_weights(directory)
+    (directory / SHARD).unlink()
+    (directory / SHARD).mkdir()
+    message = _refusal(directory)
+    assert f"{directory / SHARD}: missing; download" in message
+
+
 def test_no_checkpoint(tmp_path: Path) -> None:
     message = _refusal(tmp_path)
     assert str(tmp_path / "config.json") in message
@@ -175,6 +198,37 @@ def test_an_unknown_model_type(directory: Path) -> None:
     message = _refusal(directory)
     assert f"{directory / 'config.json'}: model_type 'mamba9' is not supported; use one of" in message
     assert all(model_type in message for family in FAMILIES for model_type in family.model_types)
+
+
+@pytest.mark.parametrize("model_type", [[], {}, 3])
+def test_a_model_type_that_is_no_name(model_type: object, directory: Path) -> None:
+    edit_config(directory, model_type=model_type)
+    assert f"{directory / 'config.json'}: model_type {model_type!r} is not supported; use one of" in _refusal(directory)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fault"),
+    [
+        ("num_hidden_layers", 10**12, "must be at most"),
+        ("vocab_size", 10**25, "must be at most"),
+        ("vocab_size", None, "must be a positive integer"),
+        ("hidden_size", "48", "must be a positive integer"),
+        ("hidden_size", -48, "must be a positive integer"),
+        ("rms_norm_eps", float("nan"), "must be a finite number"),
+        ("rms_norm_eps", 10**400, "must be a finite number"),
+        ("rms_norm_eps", -1e-6, "must be positive"),
+    ],
+)
+def test_a_number_that_no_model_has(field: str, value: object, fault: str, directory: Path) -> None:
+    edit_config(directory, **{field: value})
+    message = _refusal(directory)
+    assert message.startswith(f"config.json: {field} {fault}")
+
+
+def test_a_config_nested_beyond_reason(directory: Path) -> None:
+    depth = 100_000
+    (directory / "config.json").write_text('{"a":' * depth + "1" + "}" * depth)
+    assert "download the file again" in _refusal(directory)
 
 
 def test_a_pattern_of_layers_that_is_not_understood(directory: Path) -> None:

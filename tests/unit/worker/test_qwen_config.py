@@ -12,9 +12,10 @@ from services.worker.engine.combine import CombinePart
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.grouped_attention import GroupedAttentionShape
+from services.worker.mixers.state import DeviceMemory
 from services.worker.models.errors import CheckpointError
 from services.worker.models.experts import ExpertsShape
-from services.worker.models.registry import read_checkpoint_spec
+from services.worker.models.registry import load_checkpoint, read_checkpoint_spec
 from services.worker.models.spec import DenseShape
 from tests.exactness.rig import PassRig, assert_close, create_context, draw_ids
 from tests.families import qwen3_5, qwen3_next
@@ -54,6 +55,21 @@ def test_multimodal_releases(
     path = directory / "config.json"
     path.write_text(json.dumps({"model_type": model_type, "text_config": json.loads(path.read_text())}))
     assert_close(_logits(directory, device), reference_logits(checkpoints.model(variant), IDS)[-1])
+
+
+def test_experts_in_both_layouts_at_once(checkpoints: CheckpointFactory, tmp_path: Path) -> None:
+    """As two revisions leave them in one directory; nothing tells which was meant."""
+    directory = _copy(checkpoints, EXPERTS, tmp_path)
+
+    def keep_both(tensors: Tensors) -> None:
+        single = dict(tensors)
+        fuse_experts(tensors)
+        tensors.update(single)
+
+    edit_tensors(directory, keep_both)
+    memory = DeviceMemory(torch.device("cpu"), torch.float32, num_pages=1, page_size=16, num_slots=1)
+    with pytest.raises(CheckpointError, match=r"experts\.gate_up_proj and .*experts\.0\.gate_proj\.weight both hold"):
+        load_checkpoint(directory, memory)
 
 
 def test_rotary_fields_beside_each_other(checkpoints: CheckpointFactory, tmp_path: Path) -> None:
