@@ -44,50 +44,45 @@ class Preset(StrEnum):
 
 def settings_of(preset: Preset) -> tuple[Setting, ...]:
     """The settings of a preset; full recompute always runs beside them."""
-    if preset is Preset.CI:
-        return (Setting(Mode.TRANSITION_ROPE, Prime.START), DEFAULT_SETTING)
-    if preset is Preset.CONFIRM:
-        return (
-            PUBLISHED_UNPRIMED,
-            PUBLISHED,
-            *FIXED_WINDOWS,
-            *GROWING_WINDOWS,
-        )
-    if preset is Preset.REFRESH:
-        return (
-            PUBLISHED,
-            DEFAULT_SETTING,
-            _refreshed(Refresh(Selection.PRIME_CHANGE, 0.15), Prime.START),
-            *(_refreshed(Refresh(Selection.BOTH, share), Prime.START) for share in (0.15, 0.3)),
-        )
-    if preset is Preset.SHORT:
-        return (
-            *_ablations(Prime.START),
-            PUBLISHED_UNPRIMED,
-            DEFAULT_SETTING,
-            _refreshed(Refresh(Selection.BOTH, 0.3), Prime.START),
-        )
-    if preset is Preset.CORE:
-        return (
-            *_ablations(Prime.NONE)[:3],
-            *_ablations(Prime.SYSTEM)[:3],
-            PUBLISHED_UNPRIMED,
-            PUBLISHED,
-            DEFAULT_SETTING,
-            *(Setting(Mode.COMPOSE, Prime.SYSTEM, SeamWindow(tokens)) for tokens in (16, 32)),
-            *(_refreshed(Refresh(selection, share)) for selection in _GOOD for share in (0.15, 0.3)),
-            *(_refreshed(Refresh(selection, share), seam=0) for selection in _GOOD[1:] for share in (0.15, 0.3)),
-        )
+    match preset:
+        case Preset.CI:
+            return (Setting(Mode.TRANSITION_ROPE, Prime.START), DEFAULT_SETTING)
+        case Preset.CONFIRM:
+            return (PUBLISHED_UNPRIMED, PUBLISHED, *FIXED_WINDOWS, *GROWING_WINDOWS)
+        case Preset.REFRESH:
+            both = [_refreshed(Refresh(Selection.BOTH, share), Prime.START) for share in (0.15, 0.3)]
+            changes = _refreshed(Refresh(Selection.PRIME_CHANGE, 0.15), Prime.START)
+            return (PUBLISHED, DEFAULT_SETTING, changes, *both)
+        case Preset.SHORT:
+            refreshed = _refreshed(Refresh(Selection.BOTH, 0.3), Prime.START)
+            return (*_ablations(Prime.START), PUBLISHED_UNPRIMED, DEFAULT_SETTING, refreshed)
+        case Preset.CORE:
+            return _core()
+        case Preset.FULL:
+            return _full()
+
+
+def _core() -> tuple[Setting, ...]:
+    return (
+        *_ablations(Prime.NONE)[:3],
+        *_ablations(Prime.SYSTEM)[:3],
+        PUBLISHED_UNPRIMED,
+        PUBLISHED,
+        DEFAULT_SETTING,
+        *(Setting(Mode.COMPOSE, Prime.SYSTEM, SeamWindow(tokens)) for tokens in (16, 32)),
+        *(_refreshed(Refresh(selection, share)) for selection in _GOOD for share in (0.15, 0.3)),
+        *(_refreshed(Refresh(selection, share), seam=0) for selection in _GOOD[1:] for share in (0.15, 0.3)),
+    )
+
+
+def _full() -> tuple[Setting, ...]:
+    other_primes = [(prime, tokens) for prime in (Prime.NEUTRAL, Prime.DOCUMENT) for tokens in (0, 8, 32)]
     return (
         Setting(Mode.EXACT),
         *(own for prime in (Prime.NONE, Prime.SYSTEM) for own in _ablations(prime)),
         *(Setting(Mode.COMPOSE, prime, window) for prime in _MAIN_PRIMES for window in _SEAM_WINDOWS),
         *GROWING_WINDOWS,
-        *(
-            Setting(Mode.COMPOSE, prime, SeamWindow(tokens))
-            for prime in (Prime.NEUTRAL, Prime.DOCUMENT)
-            for tokens in (0, 8, 32)
-        ),
+        *(Setting(Mode.COMPOSE, prime, SeamWindow(tokens)) for prime, tokens in other_primes),
         *(Setting(Mode.COMPOSE, Prime.SYSTEM, SeamWindow(head), tail) for head, tail in ((0, 8), (8, 8), (16, 16))),
         *_refreshes(),
     )
