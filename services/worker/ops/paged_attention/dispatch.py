@@ -19,7 +19,9 @@ def attend(
     """As `naive.attend`; each request's positions must rise."""
     if not queries.is_cuda:
         return chunked.attend(queries, asked, pools, shape)
-    if queries.shape[-1] > _WIDEST_HEAD or pools[0].shape[1] < 16 or find_spec("triton") is None:
+    page_tokens = pools[0].shape[1]
+    has_tile = page_tokens >= 16 and page_tokens.bit_count() == 1 and queries.shape[-1] <= _WIDEST_HEAD
+    if not has_tile or find_spec("triton") is None:
         return padded.attend(queries, asked, pools, shape)
     from services.worker.ops.paged_attention import triton
 
