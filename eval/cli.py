@@ -10,10 +10,11 @@ from typing import Annotated
 import torch
 import typer
 
+from eval.checks import EvaluationError, check_demo_prompts, check_device, check_output, one_line_on_faults
 from eval.pack import BatchLimits
-from eval.plans import PLANS, SEED, Plan
+from eval.plans import PLANS, SEED
 from eval.question_sets import QuestionSet, SetKind
-from eval.records import describe_run, merge_records, read_record, write_record
+from eval.records import RunRecord, describe_run, merge_records, read_record, write_record
 from eval.report import write_report
 from eval.runner import RunOptions, evaluate
 
@@ -41,34 +42,48 @@ def run(
     checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = Path("models/demo"),
     plan: Annotated[PlanName, typer.Option(help="Which questions and settings.")] = PlanName.SHORT,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    workers: Annotated[int, typer.Option(help="Processes; each loads a model of its own.")] = 2,
-    seconds: Annotated[float, typer.Option(help="No pack of questions begins after this time.")] = 420.0,
-    scale: Annotated[float, typer.Option(help="Factor on the number of questions.")] = 1.0,
+    workers: Annotated[int, typer.Option(help="Processes; each loads a model of its own.", min=1)] = 2,
+    seconds: Annotated[float, typer.Option(help="No pack of questions begins after this time.", min=1)] = 420.0,
+    scale: Annotated[float, typer.Option(help="Factor on the number of questions, at most 1000.")] = 1.0,
     out: Annotated[Path, typer.Option(help="Where the raw outcomes go.")] = _OUTCOMES,
 ) -> None:
     """Ask questions under reuse modes and store every outcome; `report` makes the tables of the long plan."""
+    with one_line_on_faults("run"):
+        # Written so that NaN, which is a number to the command line, is refused too.
+        if not 0.0 < scale <= 1000.0:
+            raise EvaluationError(f"--scale must lie above 0 and be at most 1000, not {scale}")
+        check_device(device)
+        check_demo_prompts(checkpoint)
+        check_output(out)
+        options = RunOptions(
+            checkpoint=checkpoint,
+            device=device,
+            stages=PLANS[plan.value].stages(seconds, scale),
+            pack_prompts=4 if device == "cpu" else 12,
+            workers=workers,
+            arena_tokens=100_000 if device == "cpu" else 600_000,
+            limits=BatchLimits(8_192, 128) if device == "cpu" else BatchLimits(80_000, 400),
+        )
+        record = _run(options)
+        write_record(out, record)
+        questions = {own.question for own in record.outcomes}
+        print(f"{len(questions)} questions, {len(record.outcomes)} answers in {record.seconds:.0f} s → {out}")
+        if plan in (PlanName.CI, PlanName.SHORT):
+            print(write_report(record, checkpoint, out.with_name(plan.value)))
+
+
+def _run(options: RunOptions) -> RunRecord:
     began = time.monotonic()
-    chosen: Plan = PLANS[plan.value]
-    options = RunOptions(
-        checkpoint=checkpoint,
-        device=device,
-        stages=chosen.stages(seconds, scale),
-        pack_prompts=4 if device == "cpu" else 12,
-        workers=workers,
-        arena_tokens=100_000 if device == "cpu" else 600_000,
-        limits=BatchLimits(8_192, 128) if device == "cpu" else BatchLimits(80_000, 400),
-    )
     outcomes = evaluate(options)
     elapsed = time.monotonic() - began
-    name = _device_name(device, workers)
+    if not outcomes:
+        raise EvaluationError("no question was answered in time; raise --seconds")
     command = shlex.join(["hypic", "eval", "run", *sys.argv[2:]])
     sets = sorted((own for stage in options.stages for own in stage.sets), key=lambda own: own.count)
     largest = {own.kind: own for own in sets}
-    record = describe_run(name, command, elapsed, list(largest.values()), outcomes)
-    write_record(out, record)
-    print(f"{len({own.question for own in outcomes})} questions, {len(outcomes)} answers in {elapsed:.0f} s → {out}")
-    if plan in (PlanName.CI, PlanName.SHORT):
-        print(write_report(record, checkpoint, out.with_name(plan.value)))
+    return describe_run(
+        _device_name(options.device, options.workers), command, elapsed, list(largest.values()), outcomes
+    )
 
 
 def _device_name(device: str, workers: int) -> str:
@@ -93,34 +108,39 @@ def oracle(
     questions = QuestionSet(SetKind.STANDARD, count, SEED)
     options = OracleOptions(checkpoint, device, questions, pack_prompts=2 if device == "cpu" else 8, workers=workers)
     command = f"hypic eval oracle --count {count} --device {device} --workers {workers}"
-    print(write_comparison(out, command, _device_name(device, workers), compare_answers(options)))
+    with one_line_on_faults("oracle"):
+        check_device(device)
+        check_demo_prompts(checkpoint)
+        check_output(out)
+        print(write_comparison(out, command, _device_name(device, workers), compare_answers(options)))
 
 
 @app.command()
 def passages(
     questions: Annotated[Path, typer.Option(help="JSON file: a list of question, answers, ctxs with a text each.")],
     checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = Path("models/smollm2"),
-    count: Annotated[int, typer.Option(help="At most so many of the questions whose answer stands in a passage.")] = 40,
-    seconds: Annotated[float, typer.Option(help="No question begins after this time.")] = 600.0,
-    document_tokens: Annotated[int, typer.Option(help="Longest passage; longer ones are cut at a sentence.")] = 160,
+    count: Annotated[
+        int, typer.Option(min=1, help="At most so many of the questions whose answer stands in a passage.")
+    ] = 40,
+    seconds: Annotated[float, typer.Option(min=1, help="No question begins after this time.")] = 600.0,
+    document_tokens: Annotated[
+        int, typer.Option(min=1, help="Longest passage; longer ones are cut at a sentence.")
+    ] = 160,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Where the rows go.")] = _RESULTS / "smollm2.json",
 ) -> None:
     """Compose documents of a question file under any checkpoint, against a full recompute."""
-    from eval.passage_prompts import QuestionFileError
     from eval.passages import PassageOptions, run_passages, write_passages
-    from services.worker.models.errors import CheckpointError
 
     options = PassageOptions(checkpoint, questions, count, seconds, document_tokens, device)
     # The file is the caller's own: its name is told, not where it lies.
     told = {questions: questions.name, out: out.name}
     words = [told.get(Path(word), word) for word in sys.argv[1:]]
-    try:
+    with one_line_on_faults("passages"):
+        check_device(device)
+        check_output(out)
         outcomes = run_passages(options)
-    except (CheckpointError, QuestionFileError) as error:
-        typer.echo(f"eval passages: {error}", err=True)
-        raise typer.Exit(2) from error
-    write_passages(out, options, shlex.join(["python", "-m", "eval", *words]), outcomes)
+        write_passages(out, options, shlex.join(["python", "-m", "eval", *words]), outcomes)
 
 
 @app.command()
@@ -130,4 +150,6 @@ def report(
     name: Annotated[str, typer.Option(help="Files are named so.")] = "demo",
 ) -> None:
     """Tables, rows, failures and plot from stored outcomes, into eval/results."""
-    print(write_report(merge_records([read_record(path) for path in records]), checkpoint, _RESULTS / name))
+    with one_line_on_faults("report"):
+        check_demo_prompts(checkpoint)
+        print(write_report(merge_records([read_record(path) for path in records]), checkpoint, _RESULTS / name))

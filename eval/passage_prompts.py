@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.checks import EvaluationError
 from eval.prompts import EvalPrompt
 from services.cli.one_prompt import describe_model
 from services.router.domain.parts import Part, PartKind
@@ -21,7 +22,7 @@ _LONG_ENOUGH = "Every document of this length is a segment. " * 40
 _SENTENCE_END = re.compile(r"(?<=[.?!]) ")
 
 
-class QuestionFileError(Exception):
+class QuestionFileError(EvaluationError):
     """The file of questions cannot be used; the message names the file and the field."""
 
 
@@ -100,12 +101,19 @@ class PassageReader:
         """The question with the first passage that holds the answer and the first of the others, in the file's order.
 
         Each passage is cut to whole sentences: those from its head, or where the answer stands further in, those up to it.
+
+        Raises:
+            QuestionFileError: every passage is shorter than what is worth composing.
         """
         gold = next(index for index, text in enumerate(question.passages) if question.holds_answer(text))
         others = [index for index in range(len(question.passages)) if index != gold]
         chosen = sorted([gold, *others[: self._passages - 1]])
         parts = self._parts(question.question, [self._cut(question, question.passages[index]) for index in chosen])
         documents = _segments(parts)
+        if not documents:
+            raise QuestionFileError(
+                f"question {question.number}: no passage is long enough for a segment; leave it out"
+            )
         return EvalPrompt(
             opening=_ids(parts[: documents.start]),
             documents=tuple(parts[index].token_ids for index in documents),
@@ -143,7 +151,7 @@ class PassageReader:
 def _segments(parts: Sequence[Part]) -> range:
     """From the first segment to the last; a document too short to be one may stand between them."""
     found = [index for index, part in enumerate(parts) if part.kind is PartKind.SEGMENT]
-    return range(found[0], found[-1] + 1)
+    return range(found[0], found[-1] + 1) if found else range(0)
 
 
 def _ids(parts: Sequence[Part]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from bench.results import Row, write_results
+from eval.checks import EvaluationError
 from eval.pack import BatchLimits, NumberedPrompt, PackRunner
 from eval.passage_prompts import PassageReader, read_questions_file
 from eval.rig import Rig
@@ -54,7 +55,7 @@ def run_passages(options: PassageOptions) -> list[Outcome]:
     """Every question under full recompute and under all settings, one line of progress each.
 
     Raises:
-        QuestionFileError: the file of questions cannot be used.
+        EvaluationError: the file of questions cannot be used, or no question of it was begun in time.
         CheckpointError: the checkpoint cannot be served.
     """
     torch.set_num_threads(1)
@@ -69,6 +70,8 @@ def run_passages(options: PassageOptions) -> list[Outcome]:
             break
         outcomes += runner.run([NumberedPrompt(question.number, reader.read(question))])
         print(f"question {question.number} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    if not outcomes:
+        raise EvaluationError(f"{options.questions}: no question was asked; give one whose answer stands in a passage")
     return outcomes
 
 

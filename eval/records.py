@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from eval.checks import EvaluationError
 from eval.question_sets import QuestionSet, SetKind
 from eval.scoring import Outcome, Scores
 
@@ -72,9 +74,19 @@ def write_record(path: Path, record: RunRecord) -> None:
 
 
 def read_record(path: Path) -> RunRecord:
-    """The content of a record file."""
-    with gzip.open(path, "rt") as file:
-        content = json.load(file)
+    """The content of a record file.
+
+    Raises:
+        EvaluationError: it is missing, damaged, or no record.
+    """
+    try:
+        with gzip.open(path, "rt") as file:
+            return _parse(json.load(file))
+    except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
+        raise EvaluationError(f"{path}: not readable as a record of `hypic eval run` ({error})") from error
+
+
+def _parse(content: dict[str, Any]) -> RunRecord:
     settings = content["settings"]
     outcomes = tuple(
         Outcome(
@@ -92,13 +104,13 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord:
     """Several runs of one checkpoint as one; of an outcome that several hold, the first counts.
 
     Raises:
-        ValueError: the runs asked different questions under the same numbers.
+        EvaluationError: the runs asked different questions under the same numbers.
     """
     first = records[0]
     sets: dict[SetKind, QuestionSet] = {}
     for chosen in sorted((own for record in records for own in record.sets), key=lambda own: own.count):
         if chosen.kind in sets and sets[chosen.kind].seed != chosen.seed:
-            raise ValueError(f"the runs' {chosen.kind} questions come from different seeds")
+            raise EvaluationError(f"the runs' {chosen.kind} questions come from different seeds")
         sets[chosen.kind] = chosen
     unique = {(own.question, own.setting): own for record in reversed(records) for own in record.outcomes}
     return RunRecord(

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from services.worker.mixers.state import DeviceMemory
+from services.worker.models.errors import CheckpointError
 from services.worker.models.registry import load_checkpoint
 
 __all__ = ["PAGE_TOKENS", "Arena", "Rig"]
@@ -47,7 +48,7 @@ class Rig:
     """A loaded model with room for `num_tokens` keys and values and `num_slots` running states.
 
     Raises:
-        ValueError: bodies of this model would have to be placed, which the evaluation does not do.
+        CheckpointError: it cannot be loaded, or its bodies would have to be placed, which the evaluation does not do.
     """
 
     def __init__(self, checkpoint: Path, device: str, num_tokens: int, num_slots: int) -> None:
@@ -55,7 +56,9 @@ class Rig:
         self.memory = DeviceMemory(torch.device(device), torch.float32, pages, PAGE_TOKENS, num_slots)
         self.model = load_checkpoint(checkpoint, self.memory)
         if any(mixer.rotary is not None for mixer in self.model.linear_mixers):
-            raise ValueError(f"{checkpoint}: linear layers with rotary position cannot be evaluated yet")
+            raise CheckpointError(
+                f"{checkpoint}: linear layers with rotary position cannot be evaluated yet; use another model"
+            )
         self.arena = Arena(pages)
         self.num_slots = num_slots
 
