@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from services.worker.ops.paged_attention import AttentionShape, PagedQueries, naive
 from services.worker.ops.paged_attention import triton as kernels
+from services.worker.ops.rotary import Rotary
+from tests.exactness import test_paged_attention as rig
 from tests.exactness.rig import assert_close, assert_far
 from tests.exactness.test_paged_attention import HEADS, PLAIN, Heads, attend_scenes, dense, draw_queries, draw_scene
 
@@ -13,11 +16,11 @@ WIDE = Heads(8, 1, 72, 40, 24)
 
 
 @pytest.mark.parametrize("heads", [HEADS, PLAIN, WIDE], ids=str)
-@pytest.mark.parametrize("split_pages", [1, 3, 128])
+@pytest.mark.parametrize("split_keys", [16, 48, 2048])
 def test_equals_dense_attention(
-    heads: Heads, split_pages: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
+    heads: Heads, split_keys: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    monkeypatch.setattr(kernels, "SPLIT_PAGES", split_pages)
+    monkeypatch.setattr(kernels, "MIN_SPLIT_KEYS", split_keys)
     scene = draw_scene(PARTS, heads, 5)
     queries = draw_queries(scene, heads, 6)
     expected = dense(scene, queries, heads)
@@ -34,6 +37,15 @@ def test_more_queries_than_a_tile(device: torch.device) -> None:
     assert_close(actual, dense(scene, queries, HEADS), TOLERANCE)
 
 
+def test_a_group_of_many_pages(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """More pages of one base than are counted at once, some of them behind the first query."""
+    monkeypatch.setattr(rig, "NUM_PAGES", 80)
+    monkeypatch.setattr(kernels, "MIN_SPLIT_KEYS", 2048)
+    scene = draw_scene([(1, 1100), (2, 0)], HEADS, 11)
+    queries = draw_queries(scene, HEADS, 12)
+    assert_close(attend_scenes(kernels, [scene], [queries], HEADS, device), dense(scene, queries, HEADS), TOLERANCE)
+
+
 @pytest.mark.parametrize("heads", [HEADS, PLAIN], ids=str)
 def test_slots_that_are_not_written_yet(heads: Heads, device: torch.device) -> None:
     """The last page counts tokens behind every query, whose slots hold whatever was there."""
@@ -42,3 +54,17 @@ def test_slots_that_are_not_written_yet(heads: Heads, device: torch.device) -> N
         scene.table.grow_last()
     queries = draw_queries(scene, heads, 10)
     assert_close(attend_scenes(kernels, [scene], [queries], heads, device), dense(scene, queries, heads), TOLERANCE)
+
+
+def test_pairs_of_neighbours_turn(device: torch.device) -> None:
+    """Interleaved rotary against the naive form, which half-split rotary is far from."""
+    scene = draw_scene(PARTS, HEADS, 13)
+    queries = draw_queries(scene, HEADS, 14).float().to(device)
+    pools = (scene.keys.nan_to_num().to(device), scene.values.nan_to_num().to(device))
+    results = []
+    for form, interleaved in ((naive, True), (kernels, True), (naive, False)):
+        asked = PagedQueries(scene.live.to(device), (0, len(scene.live)), (scene.table,))
+        shape = AttentionShape(HEADS.head_dim**-0.5, Rotary.create(1e4, HEADS.rotary_dim, device, interleaved))
+        results.append(form.attend(queries, asked, pools, shape))
+    assert_close(results[1], results[0], TOLERANCE)
+    assert_far(results[2], results[0], TOLERANCE)

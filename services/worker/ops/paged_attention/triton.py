@@ -2,82 +2,134 @@
 
 The query heads of one key head stand in one tile with their tokens. Pages of one base stand in one group, for which the
 tile's queries are rotated once by their distance to the base (design §5), so that stored bytes are read as they are.
-Work is cut on the host: every split covers about `SPLIT_PAGES` pages, which keeps long tables busy on the whole chip.
+Work is cut on the host into splits of pages, short enough that one request alone keeps the whole chip busy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
 
 import torch
 import triton
 import triton.language as tl
 
-from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries, PageTable
+from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries, PageRow, PageTable
 from services.worker.ops.rotary import Rotary
 
 __all__ = ["attend"]
 
-# Query rows (tokens times heads a key head) of one program.
-TILE_ROWS = 64
-SPLIT_PAGES = 128
+_Prepared = TypeVar("_Prepared")
+# Programs of one launch: four for each of the 132 multiprocessors of an H100 or H200, so that uneven ones even out.
+PROGRAMS = 528
+# A split of fewer keys costs more to join than it saves.
+MIN_SPLIT_KEYS = 256
 _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _attend_kernel(
-    q, keys, values, positions, frequencies, partners, signs,
-    blocks, group_base, group_rows, row_page, row_first, row_count,
-    partial, maxima, totals, outputs,
-    scale, Hq, Hkv, D, Dv, key_stride, value_stride,
-    G: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    ROTARY: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+def _turned(
+    q, query_cos, query_sin, base_cos, base_sin, token, head, m_m, i_g,
+    Hq: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """blocks rows: first query token, one past the last, first group, one past the last, place of its partial result."""
-    i_b, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    q_begin, q_end = tl.load(blocks + 5 * i_b), tl.load(blocks + 5 * i_b + 1)
-    o_m, o_d, o_n, o_v = tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, PAGE), tl.arange(0, BDV)
-    token = q_begin + o_m // G
-    head = i_h * G + o_m % G
-    m_m = token < q_end
-    place = tl.load(positions + token, mask=m_m, other=-1)
-    farthest = tl.load(positions + q_end - 1)
+    """A tile of queries turned by their distance to a group's base; HALF 0: as they are.
+
+    The angle is a difference of two angles whose cosines and sines are known: no reduction of large angles.
+    """
+    o_d = tl.arange(0, BD)
     m_q = m_m[:, None] & (o_d < D)[None, :]
     p_q = (token.to(tl.int64) * Hq + head)[:, None] * D
     b_q = tl.load(q + p_q + o_d[None, :], mask=m_q, other=0.0)
+    if HALF > 0:
+        m_f = o_d < 2 * HALF
+        if INTERLEAVED:
+            o_f, o_p, sign = o_d // 2, o_d ^ 1, tl.where(o_d % 2 == 0, -1.0, 1.0)
+        else:
+            is_first = o_d < HALF
+            o_f, o_p = o_d % HALF, tl.where(is_first, o_d + HALF, o_d - HALF)
+            sign = tl.where(is_first, -1.0, 1.0)
+        p_f, m_t = token[:, None] * HALF + o_f[None, :], m_m[:, None] & m_f[None, :]
+        q_cos, q_sin = tl.load(query_cos + p_f, mask=m_t, other=1.0), tl.load(query_sin + p_f, mask=m_t, other=0.0)
+        b_cos = tl.load(base_cos + i_g * HALF + o_f, mask=m_f, other=1.0)[None, :]
+        b_sin = tl.load(base_sin + i_g * HALF + o_f, mask=m_f, other=0.0)[None, :]
+        b_p = tl.load(q + p_q + o_p[None, :], mask=m_t, other=0.0).to(tl.float32) * sign[None, :]
+        turned = b_q.to(tl.float32) * (q_cos * b_cos + q_sin * b_sin) + b_p * (q_sin * b_cos - q_cos * b_sin)
+        b_q = turned.to(b_q.dtype)
+    return b_q
+
+
+@triton.jit
+def _until(firsts, begin, end, farthest):
+    """One past the last place in `[begin, end)` whose first position is not behind the farthest; they stand in rising order."""
+    o_r = tl.arange(0, 64)
+    stop = begin
+    for i_r in range(begin, end, 64):
+        m_r = i_r + o_r < end
+        first = tl.load(firsts + i_r + o_r, mask=m_r, other=0)
+        stop += tl.sum((m_r & (first <= farthest)).to(tl.int32), axis=0)
+    return stop
+
+
+@triton.jit
+def _attend_kernel(
+    q, keys, values, positions, query_cos, query_sin, base_cos, base_sin,
+    blocks, group_first, group_rows, row_page, row_first, row_count,
+    partial, maxima, totals, outputs, scale,
+    Hq: tl.constexpr, Hkv: tl.constexpr, D: tl.constexpr, Dv: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
+    G: tl.constexpr, PAGE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """blocks rows: first query token, one past the last, first group, one past the last, place of its partial result.
+
+    A step takes BN keys: part of a page, or several pages. The loop over keys has no branch, so that loads run ahead.
+    """
+    i_b, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    q_begin, q_end = tl.load(blocks + 5 * i_b), tl.load(blocks + 5 * i_b + 1)
+    o_m, o_d, o_n, o_v = tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BN), tl.arange(0, BDV)
+    token = q_begin + o_m // G
+    head = i_h * G + o_m % G
+    m_m = token < q_end
+    place = tl.load(positions + token, mask=m_m, other=-1).to(tl.int32)
+    farthest = tl.load(positions + q_end - 1).to(tl.int32)
     b_m = tl.full([BM], float("-inf"), dtype=tl.float32)
     b_l = tl.zeros([BM], dtype=tl.float32)
     b_o = tl.zeros([BM, BDV], dtype=tl.float32)
-    if ROTARY:
-        o_p = tl.load(partners + o_d, mask=o_d < D, other=0)
-        b_f = tl.load(frequencies + o_d, mask=o_d < D, other=0.0)
-        b_s = tl.load(signs + o_d, mask=o_d < D, other=0.0)
-        b_p = tl.load(q + p_q + o_p[None, :], mask=m_q, other=0.0).to(tl.float32) * b_s[None, :]
-    for i_g in range(tl.load(blocks + 5 * i_b + 2), tl.load(blocks + 5 * i_b + 3)):
-        b_r = b_q
-        if ROTARY:
-            angle = (place - tl.load(group_base + i_g)).to(tl.float32)[:, None] * b_f[None, :]
-            b_r = (b_q.to(tl.float32) * tl.cos(angle) + b_p * tl.sin(angle)).to(b_q.dtype)
-        for i_r in range(tl.load(group_rows + i_g), tl.load(group_rows + i_g + 1)):
-            first = tl.load(row_first + i_r)
-            if first <= farthest:
-                # Behind the farthest query a page may hold slots that nobody has written: NaN times 0 is NaN.
-                m_n = (o_n < tl.load(row_count + i_r)) & (first + o_n <= farthest)
-                slot = tl.load(row_page + i_r).to(tl.int64) * PAGE + o_n
-                p_k = (slot * Hkv + i_h)[None, :] * key_stride + o_d[:, None]
-                b_k = tl.load(keys + p_k, mask=m_n[None, :] & (o_d < D)[:, None], other=0.0)
-                b_x = tl.dot(b_r, b_k, input_precision=PRECISION) * scale
-                seen = m_n[None, :] & (first + o_n[None, :] <= place[:, None])
-                b_x = tl.where(seen, b_x, float("-inf"))
-                b_n = tl.maximum(b_m, tl.max(b_x, axis=1))
-                # A row that has seen nothing yet keeps a maximum of minus infinity, from which nothing is subtracted.
-                shift = tl.where(b_n == float("-inf"), 0.0, b_n)
-                b_w = tl.exp2(b_x - shift[:, None])
-                kept = tl.exp2(b_m - shift)
-                b_l = b_l * kept + tl.sum(b_w, axis=1)
-                p_v = (slot * Hkv + i_h)[:, None] * value_stride + o_v[None, :]
-                b_v = tl.load(values + p_v, mask=m_n[:, None] & (o_v < Dv)[None, :], other=0.0)
-                b_o = b_o * kept[:, None] + tl.dot(b_w.to(b_v.dtype), b_v, input_precision=PRECISION)
-                b_m = b_n
+    first_group = tl.load(blocks + 5 * i_b + 2)
+    for i_g in range(first_group, _until(group_first, first_group, tl.load(blocks + 5 * i_b + 3), farthest)):
+        b_q = _turned(
+            q, query_cos, query_sin, base_cos, base_sin, token, head, m_m, i_g, Hq, D, BD, HALF, INTERLEAVED
+        )  # fmt: skip
+        begin = tl.load(group_rows + i_g)
+        stop = _until(row_first, begin, tl.load(group_rows + i_g + 1), farthest)
+        for i_n in range(begin * PAGE, stop * PAGE, BN):
+            if BN <= PAGE:
+                i_r, o_p = i_n // PAGE, i_n % PAGE + o_n
+                first, count = tl.load(row_first + i_r), tl.load(row_count + i_r)
+                page = tl.load(row_page + i_r).to(tl.int64)
+            else:
+                i_r, o_p = i_n // PAGE + o_n // PAGE, o_n % PAGE
+                first = tl.load(row_first + i_r, mask=i_r < stop, other=0)
+                count = tl.load(row_count + i_r, mask=i_r < stop, other=0)
+                page = tl.load(row_page + i_r, mask=i_r < stop, other=0).to(tl.int64)
+            # Behind the farthest query a page may hold slots that nobody has written: NaN times 0 is NaN.
+            m_n = (o_p < count) & (first + o_p <= farthest)
+            row = (page * PAGE + o_p) * Hkv + i_h
+            p_k, p_v = row[:, None] * KEY_STRIDE + o_d[None, :], row[:, None] * VALUE_STRIDE + o_v[None, :]
+            b_k = tl.load(keys + p_k, mask=m_n[:, None] & (o_d < D)[None, :], other=0.0)
+            b_x = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
+            seen = m_n[None, :] & ((first + o_p)[None, :] <= place[:, None])
+            b_x = tl.where(seen, b_x, float("-inf"))
+            b_n = tl.maximum(b_m, tl.max(b_x, axis=1))
+            # A row that has seen nothing yet keeps a maximum of minus infinity, from which nothing is subtracted.
+            shift = tl.where(b_n == float("-inf"), 0.0, b_n)
+            b_w = tl.exp2(b_x - shift[:, None])
+            kept = tl.exp2(b_m - shift)
+            b_l = b_l * kept + tl.sum(b_w, axis=1)
+            b_v = tl.load(values + p_v, mask=m_n[:, None] & (o_v < Dv)[None, :], other=0.0)
+            b_o = tl.dot(b_w.to(b_v.dtype), b_v, b_o * kept[:, None], input_precision=PRECISION)
+            b_m = b_n
     m_o = m_m[:, None] & (o_v < Dv)[None, :]
     if SPLIT:
         row = (tl.load(blocks + 5 * i_b + 4).to(tl.int64) + o_m // G) * Hq + head
@@ -92,23 +144,27 @@ def _attend_kernel(
 
 @triton.jit
 def _join_kernel(
-    partial, maxima, totals, cu_places, places, outputs, Hq, Dv,
-    BDV: tl.constexpr,
+    partial, maxima, totals, cu_places, places, outputs,
+    Hq: tl.constexpr, Dv: tl.constexpr, BS: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """One token and head: the partial results of its splits, whose rows stand at `places[cu_places[token]…]`."""
+    """One token, head and block of channels: the partial results of its splits, at rows `places[cu_places[token]…]`."""
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    o_v = tl.arange(0, BDV)
+    o_s, o_v = tl.arange(0, BS), tl.program_id(2) * BDV + tl.arange(0, BDV)
+    begin, end = tl.load(cu_places + i_t), tl.load(cu_places + i_t + 1)
     b_m = float("-inf")
     b_l = 0.0
     b_o = tl.zeros([BDV], dtype=tl.float32)
-    for i_s in range(tl.load(cu_places + i_t), tl.load(cu_places + i_t + 1)):
-        row = tl.load(places + i_s).to(tl.int64) * Hq + i_h
-        own = tl.load(maxima + row)
-        top = tl.maximum(b_m, own)
+    for i_s in range(begin, end, BS):
+        m_s = i_s + o_s < end
+        row = tl.load(places + i_s + o_s, mask=m_s, other=0).to(tl.int64) * Hq + i_h
+        own = tl.load(maxima + row, mask=m_s, other=float("-inf"))
+        top = tl.maximum(b_m, tl.max(own, axis=0))
         shift = tl.where(top == float("-inf"), 0.0, top)
         old, new = tl.exp2(b_m - shift), tl.exp2(own - shift)
-        b_o = b_o * old + tl.load(partial + row * Dv + o_v, mask=o_v < Dv, other=0.0) * new
-        b_l = b_l * old + tl.load(totals + row) * new
+        m_o = m_s[:, None] & (o_v < Dv)[None, :]
+        b_p = tl.load(partial + row[:, None] * Dv + o_v[None, :], mask=m_o, other=0.0)
+        b_o = b_o * old + tl.sum(b_p * new[:, None], axis=0)
+        b_l = b_l * old + tl.sum(tl.load(totals + row, mask=m_s, other=0.0) * new, axis=0)
         b_m = top
     p_o = (i_t * Hq + i_h) * Dv + o_v
     tl.store(outputs + p_o, (b_o / b_l).to(outputs.dtype.element_ty), mask=o_v < Dv)
@@ -120,10 +176,37 @@ def _block(channels: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Query tokens of a block and their rows (tokens times heads a key head), and pages of a split."""
+
+    rows: int
+    tokens: int
+    split_pages: int
+
+    @classmethod
+    def of(cls, asked: PagedQueries, queries: torch.Tensor, keys: torch.Tensor) -> "_Tiles":
+        """Large tiles for many queries; splits so short that even one request has programs for the whole chip."""
+        (_, heads, key_dim), (_, page_size, kv_heads, _) = queries.shape, keys.shape
+        group = heads // kv_heads
+        widest = 128 if queries.itemsize == 2 and key_dim <= 256 else 64
+        longest = max(end - begin for begin, end in pairwise(asked.cu_queries))
+        rows = max(_block(group), min(widest, _block(group * longest)))
+        tokens = max(1, rows // group)
+        blocks = sum(-(-(end - begin) // tokens) for begin, end in pairwise(asked.cu_queries))
+        splits = -(-PROGRAMS // max(1, blocks * kv_heads))
+        pages = max((len(table.rows) for table in asked.tables), default=1)
+        return cls(rows, tokens, max(1, MIN_SPLIT_KEYS // page_size, -(-pages // splits)))
+
+
+@dataclass(frozen=True, slots=True)
 class _Groups:
-    """Rows of all tables and their groups of one base, as columns. cu_splits: splits of every table; split_groups: theirs."""
+    """Rows of all tables and their groups of one base, as columns.
+
+    starts: first position of every group; rows: its first row; splits: of every table.
+    """
 
     base: list[int]
+    starts: list[int]
     rows: list[int]
     page: list[int]
     first: list[int]
@@ -131,14 +214,14 @@ class _Groups:
     splits: list[list[range]]
 
 
-def _group(tables: Sequence[PageTable]) -> _Groups:
-    """Cut tables into groups of one base, and groups into splits of about `SPLIT_PAGES` pages."""
-    groups = _Groups([], [0], [], [], [], [])
+def _group(tables: Sequence[PageTable], split_pages: int) -> _Groups:
+    """Gather tables into groups of one base, and cut groups into splits of so many pages."""
+    groups = _Groups([], [], [0], [], [], [], [])
     for table in tables:
         splits: list[range] = []
         begin, pages, base = len(groups.base), 0, None
-        for row in table.rows:
-            full = pages == SPLIT_PAGES
+        for row in _by_base(table):
+            full = pages == split_pages
             if row.base != base or full:
                 if base is not None:
                     groups.rows.append(len(groups.page))
@@ -146,6 +229,7 @@ def _group(tables: Sequence[PageTable]) -> _Groups:
                     splits.append(range(begin, len(groups.base)))
                     begin, pages = len(groups.base), 0
                 groups.base.append(row.base)
+                groups.starts.append(row.first)
                 base = row.base
             groups.page.append(row.page)
             groups.first.append(row.first)
@@ -155,6 +239,14 @@ def _group(tables: Sequence[PageTable]) -> _Groups:
         splits.append(range(begin, len(groups.base)))
         groups.splits.append(splits)
     return groups
+
+
+def _by_base(table: PageTable) -> list[PageRow]:
+    """Rows of one base together, since every group costs a rotation of the queries; bases by their first position."""
+    gathered: dict[int, list[PageRow]] = {}
+    for row in table.rows:
+        gathered.setdefault(row.base, []).append(row)
+    return [row for rows in sorted(gathered.values(), key=lambda rows: rows[0].first) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,90 +287,107 @@ def _cut(cu_queries: Sequence[int], groups: _Groups, tokens_a_block: int) -> _Wo
 class _Launch:
     """What all layers of one pass launch alike: columns of `_Groups` and `_Work` on the device."""
 
+    tiles: _Tiles
+    num_partial: int
     blocks: torch.Tensor
     group_base: torch.Tensor
+    group_first: torch.Tensor
     group_rows: torch.Tensor
     row_page: torch.Tensor
     row_first: torch.Tensor
     row_count: torch.Tensor
     cu_places: torch.Tensor
     places: torch.Tensor
-    num_partial: int
 
     @property
     def num_blocks(self) -> int:
         """Programs a key head."""
         return len(self.blocks) // 5
 
+    @classmethod
+    def of(cls, asked: PagedQueries, tiles: _Tiles) -> "_Launch":
+        """Cut the work on the host and send it in one transfer: a small copy costs what a large one does."""
+        groups = _group(asked.tables, tiles.split_pages)
+        work = _cut(asked.cu_queries, groups, tiles.tokens)
+        columns = (
+            work.blocks, groups.base, groups.starts, groups.rows, groups.page, groups.first, groups.count,
+            work.cu_places, work.places,
+        )  # fmt: skip
+        joined = torch.tensor([value for column in columns for value in column], dtype=torch.int32)
+        pieces = joined.to(asked.positions.device).split([len(column) for column in columns])
+        return cls(tiles, work.num_partial if work.is_split else 0, *pieces)
 
-def _launch(asked: PagedQueries, tokens_a_block: int) -> _Launch:
-    groups = _group(asked.tables)
-    work = _cut(asked.cu_queries, groups, tokens_a_block)
-    columns = (
-        work.blocks, groups.base, groups.rows, groups.page, groups.first, groups.count, work.cu_places, work.places
-    )  # fmt: skip
-    # One transfer: a small copy costs what a large one does.
-    joined = torch.tensor([value for column in columns for value in column], dtype=torch.int32)
-    pieces = joined.to(asked.positions.device).split([len(column) for column in columns])
-    blocks, base, rows, page, first, count, cu_places, places = pieces
-    num_partial = work.num_partial if work.is_split else 0
-    return _Launch(blocks, base, rows, page, first, count, cu_places, places, num_partial)
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Cosines and sines of all queries `[N, D_rot / 2]` and bases `[G, D_rot / 2]`, of angles taken in fp64."""
+
+    rotary: Rotary | None
+    query_cos: torch.Tensor
+    query_sin: torch.Tensor
+    base_cos: torch.Tensor
+    base_sin: torch.Tensor
+
+    @property
+    def half(self) -> int:
+        """Pairs of channels that turn."""
+        return 0 if self.rotary is None else len(self.rotary.frequencies)
+
+    @classmethod
+    def of(cls, rotary: Rotary | None, positions: torch.Tensor, bases: torch.Tensor) -> "_Turns":
+        """Without a rotary, tensors of one element that nothing reads."""
+        if rotary is None:
+            unread = torch.zeros(1, device=positions.device)
+            return cls(rotary, unread, unread, unread, unread)
+        frequencies = rotary.frequencies.double()
+        turned = [places.double()[:, None] * frequencies for places in (positions, bases)]
+        return cls(rotary, *(part.float() for angles in turned for part in (angles.cos(), angles.sin())))
+
+
+def _prepared(asked: PagedQueries, key: str, work_out: Callable[[], _Prepared]) -> _Prepared:
+    if key not in asked.prepared:
+        asked.prepared[key] = work_out()
+    found: _Prepared = asked.prepared[key]
+    return found
 
 
 def attend(
     queries: torch.Tensor, asked: PagedQueries, pools: tuple[torch.Tensor, torch.Tensor], shape: AttentionShape
 ) -> torch.Tensor:
-    """As `naive.attend`, on a GPU; each request's positions must rise, and pages hold a power of two of at least 16 tokens."""
+    """As `naive.attend`, on a GPU; each request's positions must rise, and a page holds a power of two of tokens."""
     keys, values = pools
-    device, (tokens, query_heads, key_dim) = queries.device, queries.shape
-    page_size, kv_heads, value_dim = keys.shape[1], keys.shape[2], values.shape[-1]
-    group = query_heads // kv_heads
-    tile = max(_block(group), min(TILE_ROWS, _block(group * tokens)))
-    launch = asked.prepared.setdefault(f"triton {tile} {group}", None) or _launch(asked, max(1, tile // group))
-    asked.prepared[f"triton {tile} {group}"] = launch
-    channels = _Channels.of(shape.rotary, key_dim, device)
-    outputs = torch.empty(tokens, query_heads, value_dim, dtype=queries.dtype, device=device)
-    partial = torch.empty(max(1, launch.num_partial), query_heads, value_dim, dtype=torch.float32, device=device)
-    maxima = torch.empty(2, max(1, launch.num_partial), query_heads, dtype=torch.float32, device=device)
-    _attend_kernel[(launch.num_blocks, kv_heads)](
-        queries.contiguous(), keys, values, asked.positions, channels.frequencies, channels.partners, channels.signs,
-        launch.blocks, launch.group_base, launch.group_rows, launch.row_page, launch.row_first, launch.row_count,
-        partial, maxima[0], maxima[1], outputs,
-        shape.scale * _LOG2_E, query_heads, kv_heads, key_dim, value_dim, keys.stride(2), values.stride(2),
-        G=group, PAGE=page_size, BM=tile, BD=_block(key_dim), BDV=_block(value_dim),
-        ROTARY=shape.rotary is not None, SPLIT=launch.num_partial > 0, PRECISION="tf32x3",
-        num_warps=8 if key_dim > 128 else 4,
+    device, (tokens, heads, key_dim), value_dim = queries.device, queries.shape, values.shape[-1]
+    key = f"triton {heads} {key_dim} {keys.shape[1:3]} {queries.itemsize}"
+    launch = _prepared(asked, key, lambda: _Launch.of(asked, _Tiles.of(asked, queries, keys)))
+    # An entry holds its rotary, so that no other one takes its id.
+    turns = _prepared(
+        asked, f"{key} {id(shape.rotary)}", lambda: _Turns.of(shape.rotary, asked.positions, launch.group_base)
+    )
+    outputs = torch.empty(tokens, heads, value_dim, dtype=queries.dtype, device=device)
+    partial = torch.empty(max(1, launch.num_partial), heads, value_dim, dtype=torch.float32, device=device)
+    sums = torch.empty(2, max(1, launch.num_partial), heads, dtype=torch.float32, device=device)
+    _attend_kernel[(launch.num_blocks, keys.shape[2])](
+        queries.contiguous(), keys, values, asked.positions,
+        turns.query_cos, turns.query_sin, turns.base_cos, turns.base_sin,
+        launch.blocks, launch.group_first, launch.group_rows, launch.row_page, launch.row_first, launch.row_count,
+        partial, sums[0], sums[1], outputs, shape.scale * _LOG2_E,
+        Hq=heads, Hkv=keys.shape[2], D=key_dim, Dv=value_dim, KEY_STRIDE=keys.stride(2), VALUE_STRIDE=values.stride(2),
+        G=heads // keys.shape[2], PAGE=keys.shape[1], BM=launch.tiles.rows, BN=_step_keys(queries, key_dim),
+        BD=_block(key_dim), BDV=_block(value_dim),
+        HALF=turns.half, INTERLEAVED=shape.rotary is not None and shape.rotary.interleaved,
+        SPLIT=launch.num_partial > 0, PRECISION="tf32x3",
+        num_warps=8 if launch.tiles.rows * _block(key_dim) >= 128 * 128 else 4, num_stages=2,
     )  # fmt: skip
     if launch.num_partial:
-        _join_kernel[(tokens, query_heads)](
-            partial, maxima[0], maxima[1], launch.cu_places, launch.places, outputs,
-            query_heads, value_dim, BDV=_block(value_dim), num_warps=4,
+        width = min(64, _block(value_dim))
+        _join_kernel[(tokens, heads, triton.cdiv(value_dim, width))](
+            partial, sums[0], sums[1], launch.cu_places, launch.places, outputs,
+            Hq=heads, Dv=value_dim, BS=64, BDV=width, num_warps=4,
         )  # fmt: skip
     return outputs
 
 
-@dataclass(frozen=True, slots=True)
-class _Channels:
-    """How a head's channels turn: `x cos(pf) + sign · x[partner] sin(pf)`; frequency 0 where a channel is left alone."""
-
-    frequencies: torch.Tensor
-    partners: torch.Tensor
-    signs: torch.Tensor
-
-    @classmethod
-    def of(cls, rotary: Rotary | None, channels: int, device: torch.device) -> "_Channels":
-        """Columns `[channels]` of a rotary."""
-        frequencies = torch.zeros(channels, device=device)
-        partners = torch.arange(channels, dtype=torch.int32, device=device)
-        signs = torch.zeros(channels, device=device)
-        if rotary is not None:
-            half = rotary.frequencies.shape[0]
-            if rotary.interleaved:
-                frequencies[: 2 * half] = rotary.frequencies.repeat_interleave(2)
-                partners[: 2 * half] ^= 1
-                signs[: 2 * half] = torch.tensor([-1.0, 1.0], device=device).repeat(half)
-            else:
-                frequencies[: 2 * half] = rotary.frequencies.repeat(2)
-                partners[: 2 * half] = partners[: 2 * half].roll(half)
-                signs[: 2 * half] = torch.tensor([-1.0, 1.0], device=device).repeat_interleave(half)
-        return cls(frequencies, partners, signs)
+def _step_keys(queries: torch.Tensor, key_dim: int) -> int:
+    """Keys of one step, so that two steps of keys and values fit in shared memory; fp32 enters products as two halves."""
+    size = queries.itemsize if queries.itemsize == 2 else 2 * queries.itemsize
+    return max(16, min(64, 32768 // (size * _block(key_dim))))
