@@ -13,6 +13,7 @@ from services.cli.one_prompt import describe_model
 from services.router.domain.parts import Part, PartKind
 from services.router.domain.request import ChatPrompt, Document, Message, Role, Text
 from services.worker.adapters.served_model import read_served_model
+from services.worker.models.errors import CheckpointError
 from services.worker.settings import WorkerSettings
 
 __all__ = ["PassageQuestion", "PassageReader", "QuestionFileError", "read_questions_file"]
@@ -69,12 +70,16 @@ class PassageReader:
     """Turns questions into ids as the router would, and ids back into text.
 
     Raises:
-        CheckpointError: the checkpoint cannot be served.
+        CheckpointError: the checkpoint cannot be served, or nothing says where its replies end.
     """
 
     def __init__(self, checkpoint: Path, passages: int, passage_tokens: int) -> None:
         settings = WorkerSettings(checkpoint=checkpoint)
         self._model = describe_model(settings, read_served_model(settings))
+        if not self._model.info.stop_token_ids:
+            raise CheckpointError(
+                f"{checkpoint / 'generation_config.json'}: eos_token_id is missing, so that no reply would end; add it"
+            )
         self._passages = passages
         self._passage_tokens = passage_tokens
 

@@ -76,3 +76,16 @@ def test_passages_too_short_for_a_segment(tmp_path: Path) -> None:
     path.write_text(json.dumps([{"question": "where?", "answers": ["here"], "ctxs": [{"text": "it is here."}]}]))
     message = _fault("passages", "--questions", path, "--checkpoint", DEMO, "--out", tmp_path / "out.json")
     assert "question 0: no passage is long enough" in message
+
+
+def test_a_checkpoint_whose_replies_would_not_end(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(DEMO, tmp_path / "checkpoint"))
+    (directory / "generation_config.json").unlink()
+    for name, field in (("config.json", "eos_token_id"), ("tokenizer_config.json", "eos_token")):
+        content = json.loads((directory / name).read_text())
+        content.pop(field, None)
+        (directory / name).write_text(json.dumps(content))
+    questions = tmp_path / "questions.json"
+    questions.write_text("[]")
+    message = _fault("passages", "--questions", questions, "--checkpoint", directory, "--out", tmp_path / "out.json")
+    assert f"{directory / 'generation_config.json'}: eos_token_id is missing" in message
