@@ -27,9 +27,9 @@ NONE = -1
 
 
 @triton.jit
-def _fp32(addresses, index, offset, ALIGNED: tl.constexpr):
-    """A pointer behind the address that stands at an index; ALIGNED: to 16 bytes, for wide loads."""
-    pointer = tl.load(addresses + index).to(tl.pointer_type(tl.float32)) + offset
+def _fp32(address, offset, ALIGNED: tl.constexpr):
+    """A pointer behind an address; ALIGNED: to 16 bytes, for wide loads."""
+    pointer = address.to(tl.pointer_type(tl.float32)) + offset
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
@@ -49,30 +49,31 @@ def _advance(
 ):  # fmt: skip
     """Columns of the state, or of the transition, after one chunk; a state's outputs are written."""
     o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
-    m_t = start + o_l < end
+    m_t = o_l < (end - start).to(tl.int32)
     m_0 = m_t[:, None] & (o_k < K)[None, :]
     m_1 = m_t[:, None] & (BK + o_k < K)[None, :]
     m_v = m_t[:, None] & (o_c < width)[None, :]
+    # One base a chunk and small offsets: tiles of 64-bit offsets would not fit in registers.
     row = start * H + i_h
-    p_k = row * K + o_l[:, None] * (H * K) + o_k[None, :]
-    p_v = row * V + o_l[:, None] * (H * V) + o_c[None, :]
+    p_k = o_l[:, None] * (H * K) + o_k[None, :]
+    p_v = o_l[:, None] * (H * V) + o_c[None, :]
     if ERASES:
-        b_u = -_times(tl.load(readers + p_k, mask=m_0, other=0.0), b_0)
+        b_u = -_times(tl.load(readers + row * K + p_k, mask=m_0, other=0.0), b_0)
         if K > BK:
-            b_u -= _times(tl.load(readers + p_k + BK, mask=m_1, other=0.0), b_1)
+            b_u -= _times(tl.load(readers + row * K + p_k + BK, mask=m_1, other=0.0), b_1)
         if OF_STATE:
-            b_u += tl.load(values + p_v, mask=m_v, other=0.0)
+            b_u += tl.load(values + row * V + p_v, mask=m_v, other=0.0)
     else:
-        b_u = tl.load(values + p_v, mask=m_v, other=0.0)
+        b_u = tl.load(values + row * V + p_v, mask=m_v, other=0.0)
     if OF_STATE:
-        b_o = _times(tl.load(queries + p_k, mask=m_0, other=0.0), b_0)
+        b_o = _times(tl.load(queries + row * K + p_k, mask=m_0, other=0.0), b_0)
         if K > BK:
-            b_o += _times(tl.load(queries + p_k + BK, mask=m_1, other=0.0), b_1)
+            b_o += _times(tl.load(queries + row * K + p_k + BK, mask=m_1, other=0.0), b_1)
         if not CHANNELS:
             b_o *= tl.load(enters + row + o_l * H, mask=m_t, other=0.0)[:, None]
-        p_s = row * L + o_l[:, None] * (H * L) + o_l[None, :]
-        b_o += _times(tl.load(scores + p_s, mask=m_t[:, None], other=0.0), b_u)
-        tl.store(outputs + p_v, b_o, mask=m_v)
+        p_s = o_l[:, None] * (H * L) + o_l[None, :]
+        b_o += _times(tl.load(scores + row * L + p_s, mask=m_t[:, None], other=0.0), b_u)
+        tl.store(outputs + row * V + p_v, b_o, mask=m_v)
     if CHANNELS:
         p_d = (i_m * H + i_h) * K + o_k
         b_0 *= tl.load(decays + p_d, mask=o_k < K, other=0.0)[:, None]
@@ -84,9 +85,9 @@ def _advance(
         b_0 *= b_d
         if K > BK:
             b_1 *= b_d
-    b_0 += _times(tl.trans(tl.load(writers + p_k, mask=m_0, other=0.0)), b_u)
+    b_0 += _times(tl.trans(tl.load(writers + row * K + p_k, mask=m_0, other=0.0)), b_u)
     if K > BK:
-        b_1 += _times(tl.trans(tl.load(writers + p_k + BK, mask=m_1, other=0.0)), b_u)
+        b_1 += _times(tl.trans(tl.load(writers + row * K + p_k + BK, mask=m_1, other=0.0)), b_u)
     return b_0, b_1
 
 
@@ -99,20 +100,20 @@ def _quadrant(matrix, first_row, first_column, K: tl.constexpr, BK: tl.constexpr
 
 @triton.jit
 def _pass_body(
-    transitions, end_states, body, b_0, b_1, i_h, o_c,
+    transition, end_state, b_0, b_1, i_h, o_c,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BODY: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """`T · state + S`; a transition's address of 0 is a body that forgets what came before."""
     o_k = tl.arange(0, BK)
-    forgets = tl.load(transitions + body) == 0
-    ends = _fp32(end_states, body, i_h * K * V, ALIGNED)
+    forgets = transition == 0
+    ends = _fp32(end_state, i_h * K * V, ALIGNED)
     p_e = o_k[:, None] * V + o_c[None, :]
     e_0 = tl.load(ends + p_e, mask=(o_k < K)[:, None] & (o_c < V)[None, :], other=0.0)
     e_1 = b_1
     if K > BK:
         e_1 = tl.load(ends + p_e + BK * V, mask=(BK + o_k < K)[:, None] & (o_c < V)[None, :], other=0.0)
     if BODY == 2:
-        matrix = _fp32(transitions, body, i_h * K * K, ALIGNED)
+        matrix = _fp32(transition, i_h * K * K, ALIGNED)
         e_0 += _times(_quadrant(matrix, 0, 0, K, BK, forgets), b_0)
         if K > BK:
             e_0 += _times(_quadrant(matrix, 0, BK, K, BK, forgets), b_1)
@@ -120,7 +121,7 @@ def _pass_body(
             e_1 += _times(_quadrant(matrix, BK, BK, K, BK, forgets), b_1)
     else:
         # One number a channel, or the same one for all.
-        stored = _fp32(transitions, body, 0, False)
+        stored = _fp32(transition, 0, False)
         p_x = i_h * K + o_k if BODY == 1 else i_h + 0 * o_k
         e_0 += b_0 * tl.load(stored + p_x, mask=(o_k < K) & (not forgets), other=0.0)[:, None]
         if K > BK:
@@ -131,7 +132,7 @@ def _pass_body(
 
 @triton.jit
 def _carry_block(
-    queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
+    queries, writers, readers, values, scores, enters, rests, decays,
     cu_steps, steps, transitions, end_states,
     home, outputs, kept, i_c, i_h, i_r, width,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
@@ -149,21 +150,26 @@ def _carry_block(
     if K > BK:
         b_1 = tl.load(home + p_h + BK * width, mask=m_1, other=0.0)
     for i_s in range(tl.load(cu_steps + i_r), tl.load(cu_steps + i_r + 1)):
-        first_chunk, last_chunk = tl.load(steps + 5 * i_s), tl.load(steps + 5 * i_s + 1)
-        if not OF_STATE:
-            last_chunk = tl.where(tl.load(steps + 5 * i_s + 4) != 0, last_chunk, first_chunk)
+        # All that a step needs to know is asked for at once, ahead of the products that need its state.
+        first_chunk, last_chunk = tl.load(steps + 7 * i_s), tl.load(steps + 7 * i_s + 1)
+        run_start, run_end = tl.load(steps + 7 * i_s + 2).to(tl.int64), tl.load(steps + 7 * i_s + 3)
+        if OF_STATE:
+            body, keep = tl.load(steps + 7 * i_s + 4), tl.load(steps + 7 * i_s + 5).to(tl.int64)
+            if BODY >= 0:
+                transition = tl.load(transitions + body, mask=body >= 0, other=0)
+                end_state = tl.load(end_states + body, mask=body >= 0, other=0)
+        else:
+            last_chunk = tl.where(tl.load(steps + 7 * i_s + 6) != 0, last_chunk, first_chunk)
         for i_m in range(first_chunk, last_chunk):
             b_0, b_1 = _advance(
                 queries, writers, readers, values, scores, enters, rests, decays, outputs,
-                b_0, b_1, i_m, i_h, tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m), o_c, width,
+                b_0, b_1, i_m, i_h, run_start + (i_m - first_chunk) * L, run_end, o_c, width,
                 H, K, V, L, BK, ERASES, CHANNELS, OF_STATE,
             )  # fmt: skip
         if OF_STATE:
-            if BODY >= 0:
-                body = tl.load(steps + 5 * i_s + 2)
+            if BODY >= 0:  # noqa: SIM102 # known when the kernel is compiled, unlike the other one
                 if body >= 0:
-                    b_0, b_1 = _pass_body(transitions, end_states, body, b_0, b_1, i_h, o_c, K, V, BK, BODY, ALIGNED)
-            keep = tl.load(steps + 5 * i_s + 3).to(tl.int64)
+                    b_0, b_1 = _pass_body(transition, end_state, b_0, b_1, i_h, o_c, K, V, BK, BODY, ALIGNED)
             if keep >= 0:
                 p_e = (keep * H + i_h) * K * V + o_k[:, None] * V + o_c[None, :]
                 tl.store(kept + p_e, b_0, mask=m_0)
@@ -176,7 +182,7 @@ def _carry_block(
 
 @triton.jit
 def _carry_kernel(
-    queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
+    queries, writers, readers, values, scores, enters, rests, decays,
     cu_steps, steps, transitions, end_states,
     states, columns, outputs, kept, num_state_blocks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
@@ -187,29 +193,29 @@ def _carry_kernel(
     """One sequence, one head, one block of columns of its state, or of its transition behind them.
 
     The columns stand in registers as one tile or two of `[BK, BV]`. Blocks of one head are neighbours in the grid, since they
-    read the same chunks. steps rows: first chunk, last chunk, body, where to keep the state behind it, whether the
-    transition takes part. A transition's blocks write into `columns` and read nothing out. BODY: the form of stored
-    transitions, below 0 where no sequence has a body.
+    read the same chunks. A transition's blocks write into `columns` and read nothing out. steps rows: first chunk, one past the
+    last, first token, one past the last, body, where to keep the state behind it, whether the transition takes part. BODY:
+    the form of stored transitions, below 0 where no sequence has a body.
     """
     i_c, i_h, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     if COLUMNS:
         if i_c >= num_state_blocks:
             _carry_block(
-                queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
+                queries, writers, readers, values, scores, enters, rests, decays,
                 cu_steps, steps, transitions, end_states,
                 columns, outputs, kept, i_c - num_state_blocks, i_h, i_r, K,
                 H, K, V, L, BK, BV, ERASES, CHANNELS, False, BODY, ALIGNED,
             )  # fmt: skip
         else:
             _carry_block(
-                queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
+                queries, writers, readers, values, scores, enters, rests, decays,
                 cu_steps, steps, transitions, end_states,
                 states, outputs, kept, i_c, i_h, i_r, V,
                 H, K, V, L, BK, BV, ERASES, CHANNELS, True, BODY, ALIGNED,
             )  # fmt: skip
     else:
         _carry_block(
-            queries, writers, readers, values, scores, enters, rests, decays, starts, ends,
+            queries, writers, readers, values, scores, enters, rests, decays,
             cu_steps, steps, transitions, end_states,
             states, outputs, kept, i_c, i_h, i_r, V,
             H, K, V, L, BK, BV, ERASES, CHANNELS, True, BODY, ALIGNED,
@@ -246,12 +252,12 @@ def _step_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """One stop of a sequence: chunks, then a body where there is one, then a kept state where it is wanted.
+    """One stop of a sequence: a run, then a body where there is one, then a kept state where it is wanted.
 
     of_body: the sequence's transition takes part.
     """
 
-    chunks: range
+    run: int
     body: int = NONE
     keep: int = NONE
     of_body: bool = True
@@ -277,7 +283,8 @@ class _Course:
         cu_steps, steps, kept = [0], list[int](), 0
         for sequence in stops:
             for own in sequence:
-                steps += [own.chunks.start, own.chunks.stop, own.body, own.keep, int(own.of_body)]
+                chunks, tokens = tiling.chunks_of(own.run), tiling.tokens_of(own.run)
+                steps += [chunks.start, chunks.stop, tokens.start, tokens.stop, own.body, own.keep, int(own.of_body)]
                 kept += own.keep != NONE
             cu_steps.append(cu_steps[-1] + len(sequence))
         both = send([*cu_steps, *steps], torch.int32, tiling.starts.device)
@@ -319,7 +326,7 @@ def _carry(
     kept = states.new_empty(max(1, course.num_kept), heads, key_dim, value_dim)
     _carry_kernel[(state_blocks + column_blocks, heads, course.num_sequences)](
         chunks.queries, chunks.writers, chunks.readers, chunks.values,
-        chunks.scores, chunks.enters, chunks.rests, chunks.decays, tiling.starts, tiling.ends,
+        chunks.scores, chunks.enters, chunks.rests, chunks.decays,
         course.cu_steps, course.steps, stored.addresses[0], stored.addresses[1],
         states, states if columns is None else columns, outputs, kept, state_blocks,
         H=heads, K=key_dim, V=value_dim, L=tiling.length, BK=_tile_rows(key_dim), BV=width,
@@ -355,7 +362,7 @@ def scan(
     """As `naive.scan`, fp32 on a GPU."""
     inputs = _contiguous(inputs)
     tiling = tile(inputs, cu_runs)
-    course = _Course.of(tiling, [[_Stop(tiling.chunks_of(run))] for run in range(len(cu_runs) - 1)])
+    course = _Course.of(tiling, [[_Stop(run)] for run in range(len(cu_runs) - 1)])
     columns = None
     if transitions is not None and inputs.beta is not None:
         columns = transitions.clone(memory_format=torch.contiguous_format)
@@ -379,10 +386,7 @@ def capture(
     tiling, runs = tile(inputs, cu_halves), range(len(seam_tokens))
     course = _Course.of(
         tiling,
-        [
-            [_Stop(tiling.chunks_of(2 * run), keep=run, of_body=False), _Stop(tiling.chunks_of(2 * run + 1))]
-            for run in runs
-        ],
+        [[_Stop(2 * run, keep=run, of_body=False), _Stop(2 * run + 1)] for run in runs],
     )
     if inputs.beta is None:
         bodies = slice(1, None, 2)
@@ -427,7 +431,7 @@ def _walk_course(tiling: Tiling, parts: PartWalk, stored: Sequence[bool], kept_p
     body_of = [next(places) if is_stored else NONE for is_stored in stored]
     keep_of = {part: index for index, part in enumerate(kept_parts)}
     stops = [
-        [_Stop(tiling.chunks_of(part), body_of[part], keep_of.get(part, NONE)) for part in parts.parts_of(request)]
+        [_Stop(part, body_of[part], keep_of.get(part, NONE)) for part in parts.parts_of(request)]
         for request in range(len(parts.cu_parts) - 1)
     ]
     return _Course.of(tiling, stops)

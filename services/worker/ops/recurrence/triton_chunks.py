@@ -227,12 +227,13 @@ class Tiling:
     """Runs cut into chunks from their first token on.
 
     starts, ends: int32 `[M]` on the device, the first token of every chunk and the end of its run; first: index of every
-    run's first chunk, `[R + 1]`; length: tokens of a full chunk.
+    run's first chunk, `[R + 1]`; cu_runs: its tokens; length: tokens of a full chunk.
     """
 
     starts: torch.Tensor
     ends: torch.Tensor
     first: tuple[int, ...]
+    cu_runs: tuple[int, ...]
     length: int
 
     @property
@@ -243,6 +244,10 @@ class Tiling:
     def chunks_of(self, run: int) -> range:
         """The indices of a run's chunks."""
         return range(self.first[run], self.first[run + 1])
+
+    def tokens_of(self, run: int) -> range:
+        """A run's packed tokens."""
+        return range(self.cu_runs[run], self.cu_runs[run + 1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +290,7 @@ def tile(inputs: RecurrenceInputs, cu_runs: Sequence[int]) -> Tiling:
         ends += [end] * (len(starts) - first[-1])
         first.append(len(starts))
     both = send([*starts, *ends], torch.int32, inputs.q.device)
-    return Tiling(both[: len(starts)], both[len(starts) :], tuple(first), length)
+    return Tiling(both[: len(starts)], both[len(starts) :], tuple(first), tuple(cu_runs), length)
 
 
 def prepare(inputs: RecurrenceInputs, tiling: Tiling) -> Chunks:
