@@ -31,9 +31,11 @@ class _Figures:
 
     def __init__(self, result: ResultFile) -> None:
         self.result = result
-        self._values = {tuple(row.measure.split(" / ")): row.value for row in result.rows}
-        self.settings = list(dict.fromkeys(row.measure.split(" / ")[0] for row in result.rows))
-        self.groups = list(dict.fromkeys(row.measure.split(" / ")[1] for row in result.rows))
+        # Rows of one figure, which stands for no setting, have no such names.
+        named = [(row.measure.split(" / "), row.value) for row in result.rows if " / " in row.measure]
+        self._values = {tuple(names): value for names, value in named}
+        self.settings = list(dict.fromkeys(names[0] for names, _ in named))
+        self.groups = list(dict.fromkeys(names[1] for names, _ in named))
 
     def text(self, setting: str, group: str, metric: str, digits: int = 1) -> str:
         value = self._values.get((setting, group, metric))

@@ -24,6 +24,8 @@ MAIN_GROUP = f"set {SetKind.STANDARD}"
 _FLIPS_KEPT = 60
 # Fewer say nothing: a run whose time ran out leaves such behind.
 _MIN_QUESTIONS = 30
+# Fewer are no ground to call one setting the best of many.
+_MIN_QUESTIONS_OF_BEST = 1000
 
 
 def write_report(record: RunRecord, checkpoint: Path, stem: Path) -> str:
@@ -33,7 +35,7 @@ def write_report(record: RunRecord, checkpoint: Path, stem: Path) -> str:
     groups = _groups(record, [prompts[number] for number in asked])
     summaries = [own for own in summarise(record.outcomes, groups) if own.questions >= _MIN_QUESTIONS]
     stem.parent.mkdir(parents=True, exist_ok=True)
-    rows = [row for own in summaries for row in _rows(own)]
+    rows = [*decisive_rows(summaries), *(row for own in summaries for row in _rows(own))]
     path = stem.with_suffix(".json")
     written = write_results(path, record.command, record.device, rows)
     content = asdict(replace(written, date=record.date, versions=record.versions))
@@ -53,6 +55,32 @@ def _groups(record: RunRecord, prompts: Sequence[NumberedPrompt]) -> dict[str, C
         if own.number in groups[MAIN_GROUP]:
             types.setdefault(f"type {own.prompt.type}", set()).add(own.number)
     return {name: frozenset(numbers) for name, numbers in [*sorted(groups.items()), *sorted(types.items())]}
+
+
+def decisive_rows(summaries: Sequence[Summary]) -> list[Row]:
+    """What is aimed at: the loss beside that of the published method, by live share, and the default's on long documents."""
+    asked = [own for own in summaries if own.group == MAIN_GROUP and own.questions >= _MIN_QUESTIONS_OF_BEST]
+    standard = {own.setting: own for own in asked}
+    published = standard.get(PUBLISHED.name)
+    if published is None or published.loss.value <= 0:
+        return []
+    rows = [Row("L0, points lost by the published method", round(published.loss.value, 3), "points", None, "lower")]
+    for share, reach in ((0.3, 0.25), (0.15, 0.6)):
+        losses = [own.loss.value for own in standard.values() if own.live_share <= share]
+        ratio = round(min(losses) / published.loss.value, 3)
+        rows.append(Row(f"least loss at up to {share:.0%} live, over L0", ratio, "", reach, "lower"))
+    for own in summaries:
+        if own.setting == DEFAULT_SETTING.name and own.group == f"set {SetKind.LONG}":
+            rows.append(
+                Row(
+                    "points lost by the default on documents of 400 tokens and more",
+                    round(own.loss.value, 3),
+                    "points",
+                    1.0,
+                    "lower",
+                )
+            )
+    return rows
 
 
 def _rows(own: Summary) -> list[Row]:
