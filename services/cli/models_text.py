@@ -49,7 +49,8 @@ def report_text(report: CheckpointReport) -> str:
         blocks.append(list(_decays(report.decays)))
     if report.capacity is not None:
         blocks.append(list(_capacity(report.capacity)))
-    blocks.append([*_weights(report.weights), *_unknown(report.unknown_fields), *report.remarks])
+    files = [f"{name} is missing: a worker needs it" for name in report.missing_files if report.weights is not None]
+    blocks.append([*_weights(report.weights), *files, *_unknown(report.unknown_fields), *report.remarks])
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
@@ -116,7 +117,7 @@ def _weights(weights: WeightsReport | None) -> Iterator[str]:
         yield "weights: none in the directory; sizes follow from config.json"
         return
     dtypes = ", ".join(f"{number} {dtype}" for dtype, number in weights.dtypes.items())
-    verdict = "all that is needed is there" if weights.is_servable else "NOT servable"
+    verdict = "every tensor that is read is there" if weights.is_servable else "NOT servable"
     yield f"weights: {weights.num_tensors} tensors ({dtypes}); {verdict}; {weights.num_ignored} left out on purpose"
     yield from _listed("missing", weights.missing)
     faults = [

@@ -24,6 +24,7 @@ from services.worker.models.spec import ModelSpec
 __all__ = ["CheckpointReport", "inspect_checkpoint"]
 
 _DTYPE = torch.bfloat16
+_SERVED_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class CheckpointReport:
     """One checkpoint, served in bf16.
 
     pattern: see `mixer_pattern`; weights: None where the directory holds none; decays: None without linear layers, and where
-    they depend on weights that are not there; capacity: None when no GPU was named; remarks: what the family warns of.
+    they depend on weights that are not there; capacity: None when no GPU was named; remarks: what the family warns of;
+    missing_files: what serving needs beside config and weights.
     """
 
     directory: str
@@ -46,6 +48,7 @@ class CheckpointReport:
     sizes: Sizes
     unknown_fields: tuple[str, ...]
     remarks: tuple[str, ...]
+    missing_files: tuple[str, ...]
     weights: WeightsReport | None
     decays: DecayReport | None
     capacity: Capacity | None
@@ -91,6 +94,7 @@ def inspect_checkpoint(
         sizes=sizes,
         unknown_fields=unknown_fields(config, recorded, unused_fields(spec.family)),
         remarks=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
+        missing_files=tuple(name for name in _SERVED_FILES if not (directory / name).exists()),
         weights=findings.weights,
         decays=findings.decays,
         capacity=None

@@ -119,6 +119,13 @@ def test_decays_that_the_config_fixes_need_no_weights(
         assert without is None
 
 
+def test_files_that_serving_needs_beside_the_weights_are_named(directory: Path) -> None:
+    (directory / "tokenizer_config.json").write_text("{}")
+    assert inspect_checkpoint(directory).missing_files == ("tokenizer.json",)
+    (directory / "tokenizer.json").write_text("{}")
+    assert inspect_checkpoint(directory).missing_files == ()
+
+
 def test_a_missing_tensor_is_named(directory: Path) -> None:
     report = edit_tensors(directory, lambda tensors: tensors.pop(NORM))
     assert report.weights is not None
