@@ -8,10 +8,21 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-__all__ = ["Tensors", "edit_config", "edit_tensors", "fuse_experts", "shard_weights"]
+from services.worker.engine.combine import CombinePart
+from services.worker.engine.context import CaptureProfile
+from services.worker.engine.seam import SeamWindow
+from tests.exactness.rig import PassRig, create_context
+
+__all__ = ["Tensors", "edit_config", "edit_tensors", "fuse_experts", "last_logits", "shard_weights"]
 
 Tensors = dict[str, torch.Tensor]
 _WEIGHTS = "model.safetensors"
+
+
+def last_logits(directory: Path, device: torch.device, token_ids: tuple[int, ...]) -> torch.Tensor:
+    """The engine's logits `[vocabulary]` behind a prompt, from the files as they are."""
+    rig = PassRig(create_context(directory, device, CaptureProfile(SeamWindow(4), ())))
+    return rig.logits(CombinePart(token_ids))
 
 
 def edit_config(directory: Path, **changes: Any) -> None:  # noqa: ANN401 # any JSON

@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart
-from services.worker.engine.context import CaptureProfile
-from services.worker.engine.seam import SeamWindow
-from tests.exactness.rig import PassRig, assert_close, create_context, draw_ids
+from tests.exactness.rig import assert_close, draw_ids
 from tests.models import VARIANTS, CheckpointFactory, Variant, reference_logits
-from tests.unit.worker.checkpoint_files import edit_tensors, shard_weights
+from tests.unit.worker.checkpoint_files import edit_tensors, last_logits, shard_weights
 
 IDS = draw_ids(70, 1)
 
@@ -22,19 +19,14 @@ def directory(checkpoints: CheckpointFactory, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoints.directory(VARIANTS[0]), tmp_path / "checkpoint"))
 
 
-def _logits(directory: Path, device: torch.device) -> torch.Tensor:
-    rig = PassRig(create_context(directory, device, CaptureProfile(SeamWindow(4), ())))
-    return rig.logits(CombinePart(IDS))
-
-
 def test_every_shape_loads(checkpoints: CheckpointFactory, variant: Variant, device: torch.device) -> None:
     expected = reference_logits(checkpoints.model(variant), IDS)[-1]
-    assert_close(_logits(checkpoints.directory(variant), device), expected)
+    assert_close(last_logits(checkpoints.directory(variant), device, IDS), expected)
 
 
 def test_shards(directory: Path, checkpoints: CheckpointFactory, device: torch.device) -> None:
     shard_weights(directory)
-    assert_close(_logits(directory, device), reference_logits(checkpoints.model(VARIANTS[0]), IDS)[-1])
+    assert_close(last_logits(directory, device, IDS), reference_logits(checkpoints.model(VARIANTS[0]), IDS)[-1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -42,6 +34,6 @@ def test_half_precision_weights_are_read_in_the_engines_dtype(
     dtype: torch.dtype, directory: Path, checkpoints: CheckpointFactory, device: torch.device
 ) -> None:
     edit_tensors(directory, lambda tensors: tensors.update({name: each.to(dtype) for name, each in tensors.items()}))
-    rounded = _logits(directory, device)
+    rounded = last_logits(directory, device, IDS)
     assert rounded.dtype == torch.float32
     assert_close(rounded, reference_logits(checkpoints.model(VARIANTS[0]), IDS)[-1], 0.2)

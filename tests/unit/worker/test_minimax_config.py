@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart
-from services.worker.engine.context import CaptureProfile
-from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.grouped_attention import GroupedAttentionShape
 from services.worker.mixers.lightning import LightningShape, layer_slopes
 from services.worker.models.errors import CheckpointError
 from services.worker.models.registry import read_checkpoint_spec
 from services.worker.models.spec import ResidualFactors
 from tests.exactness.reference_model import Part, ReferenceModel
-from tests.exactness.rig import PassRig, assert_close, assert_far, create_context, draw_ids
+from tests.exactness.rig import assert_close, assert_far, draw_ids
 from tests.families import minimax
 from tests.models import CheckpointFactory, reference_logits
+from tests.unit.worker.checkpoint_files import edit_config, last_logits
 
 M1 = Path(__file__).parents[2] / "data" / "configs" / "MiniMax-M1-80k"
 IDS = draw_ids(60, 1)
@@ -60,16 +58,6 @@ def released(directory: Path) -> Path:
     return directory
 
 
-def _edit(directory: Path, **changes: Any) -> None:  # noqa: ANN401 # any JSON
-    path = directory / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
-
-
-def _logits(directory: Path, device: torch.device) -> torch.Tensor:
-    return PassRig(create_context(directory, device, CaptureProfile(SeamWindow(4), ()))).logits(CombinePart(IDS))
-
-
 def test_the_released_config() -> None:
     """MiniMax-M1: seven lightning layers to one of attention, of whose heads the first half turns."""
     spec = read_checkpoint_spec(M1)
@@ -85,24 +73,24 @@ def test_the_released_config() -> None:
 
 def test_the_released_form_says_the_same(released: Path, checkpoints: CheckpointFactory, device: torch.device) -> None:
     expected = reference_logits(checkpoints.model(minimax.VARIANTS[0]), IDS)[-1]
-    assert_close(_logits(released, device), expected)
+    assert_close(last_logits(released, device, IDS), expected)
 
 
 @pytest.mark.parametrize("factor", RELEASED_NAMES.values())
 def test_every_factor_matters(
     factor: str, released: Path, checkpoints: CheckpointFactory, device: torch.device
 ) -> None:
-    _edit(released, **{factor: 1.02})
-    assert_far(_logits(released, device), reference_logits(checkpoints.model(minimax.VARIANTS[0]), IDS)[-1])
+    edit_config(released, **{factor: 1.02})
+    assert_far(last_logits(released, device, IDS), reference_logits(checkpoints.model(minimax.VARIANTS[0]), IDS)[-1])
 
 
 def test_the_first_channels_of_a_head_turn(
     released: Path, checkpoints: CheckpointFactory, device: torch.device
 ) -> None:
     """What M1 has and transformers knows not: the reference says it, and whole heads would be seen."""
-    _edit(released, rotary_dim=8)
+    edit_config(released, rotary_dim=8)
     public = copy.deepcopy(checkpoints.model(minimax.VARIANTS[0])).double()
-    logits = _logits(released, device)
+    logits = last_logits(released, device, IDS)
     assert_close(logits, ReferenceModel(minimax.take_apart(public, rotary_dim=8)).logits([Part(IDS)])[-1])
     assert_far(logits, ReferenceModel(minimax.take_apart(public)).logits([Part(IDS)])[-1])
 
@@ -130,7 +118,7 @@ def test_the_first_channels_of_a_head_turn(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_unsupported_fields(changes: dict[str, Any], field: str, released: Path) -> None:
-    _edit(released, **changes)
+    edit_config(released, **changes)
     with pytest.raises(CheckpointError, match=field) as caught:
         read_checkpoint_spec(released)
     message = str(caught.value)

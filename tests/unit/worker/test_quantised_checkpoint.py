@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart
-from services.worker.engine.context import CaptureProfile
-from services.worker.engine.seam import SeamWindow
 from services.worker.inspection.report import inspect_checkpoint
 from services.worker.models.errors import CheckpointError
 from services.worker.models.quantisation import BlockScales
-from tests.exactness.rig import PassRig, assert_far, create_context, draw_ids
+from tests.exactness.rig import assert_far, draw_ids
 from tests.families import qwen3_5
 from tests.models import CheckpointFactory, Variant
-from tests.unit.worker.checkpoint_files import Tensors, edit_config, edit_tensors, fuse_experts, shard_weights
+from tests.unit.worker.checkpoint_files import (
+    Tensors,
+    edit_config,
+    edit_tensors,
+    fuse_experts,
+    last_logits,
+    shard_weights,
+)
 
 IDS = draw_ids(40, 1)
 NAME = "model.layers.0.linear_attn.in_proj_qkv.weight"
@@ -33,10 +37,6 @@ def _config(rows: int, columns: int) -> dict[str, Any]:
         "weight_block_size": [rows, columns],
         "modules_to_not_convert": ["lm_head", "model.embed_tokens"],
     }
-
-
-def _logits(directory: Path, device: torch.device) -> torch.Tensor:
-    return PassRig(create_context(directory, device, CaptureProfile(SeamWindow(4), ()))).logits(CombinePart(IDS))
 
 
 def _is_quantised(name: str, tensor: torch.Tensor) -> bool:
@@ -91,9 +91,9 @@ def test_logits_are_those_of_the_dequantised_weights(
 ) -> None:
     """Blocks of 16 × 32 leave ragged edges on hidden states of 48 channels. Control: the weights before quantising."""
     quantised, plain = _pair(checkpoints.directory(variant), tmp_path, 16, 32)
-    logits = _logits(quantised, device)
-    assert torch.equal(logits, _logits(plain, device))
-    assert_far(logits, _logits(checkpoints.directory(variant), device))
+    logits = last_logits(quantised, device, IDS)
+    assert torch.equal(logits, last_logits(plain, device, IDS))
+    assert_far(logits, last_logits(checkpoints.directory(variant), device, IDS))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(128, 128), (1, 48), (7, 5)])
@@ -103,7 +103,7 @@ def test_block_sizes_and_fused_experts(
     """Blocks larger than a matrix, rows of their own, and sizes that divide nothing; scales in bf16."""
     source = checkpoints.directory(qwen3_5.VARIANTS[3])
     quantised, plain = _pair(source, tmp_path, rows, columns, is_fused=True)
-    assert torch.equal(_logits(quantised, device), _logits(plain, device))
+    assert torch.equal(last_logits(quantised, device, IDS), last_logits(plain, device, IDS))
 
 
 def test_every_block_has_its_own_scale() -> None:
@@ -129,7 +129,7 @@ def directory(checkpoints: CheckpointFactory, tmp_path: Path) -> Path:
 
 def _refusal(directory: Path, device: torch.device) -> str:
     with pytest.raises(CheckpointError) as caught:
-        _logits(directory, device)
+        last_logits(directory, device, IDS)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -176,9 +176,9 @@ def test_quantised_weights_that_the_config_does_not_announce(directory: Path, de
 
 def test_shards_of_quantised_weights(directory: Path, device: torch.device) -> None:
     """A weight and its scales may stand in two files."""
-    expected = _logits(directory, device)
+    expected = last_logits(directory, device, IDS)
     shard_weights(directory)
-    assert torch.equal(_logits(directory, device), expected)
+    assert torch.equal(last_logits(directory, device, IDS), expected)
 
 
 def test_what_is_said_of_a_quantised_checkpoint(directory: Path) -> None:

@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart
-from services.worker.engine.context import CaptureProfile
-from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.grouped_attention import GroupedAttentionShape
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.errors import CheckpointError
 from services.worker.models.experts import ExpertsShape
 from services.worker.models.registry import load_checkpoint, read_checkpoint_spec
 from services.worker.models.spec import DenseShape
-from tests.exactness.rig import PassRig, assert_close, create_context, draw_ids
+from tests.exactness.rig import assert_close, draw_ids
 from tests.families import qwen3_5, qwen3_next
 from tests.models import CheckpointFactory, Variant, reference_logits
-from tests.unit.worker.checkpoint_files import Tensors, edit_config, edit_tensors, fuse_experts
+from tests.unit.worker.checkpoint_files import Tensors, edit_config, edit_tensors, fuse_experts, last_logits
 
 IDS = draw_ids(70, 1)
 DENSE, EXPERTS, NEXT = qwen3_5.VARIANTS[0], qwen3_5.VARIANTS[3], qwen3_next.VARIANTS[0]
@@ -28,10 +25,6 @@ DENSE, EXPERTS, NEXT = qwen3_5.VARIANTS[0], qwen3_5.VARIANTS[3], qwen3_next.VARI
 
 def _copy(checkpoints: CheckpointFactory, variant: Variant, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoints.directory(variant), tmp_path / "checkpoint"))
-
-
-def _logits(directory: Path, device: torch.device) -> torch.Tensor:
-    return PassRig(create_context(directory, device, CaptureProfile(SeamWindow(4), ()))).logits(CombinePart(IDS))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +47,7 @@ def test_multimodal_releases(
     edit_tensors(directory, rename)
     path = directory / "config.json"
     path.write_text(json.dumps({"model_type": model_type, "text_config": json.loads(path.read_text())}))
-    assert_close(_logits(directory, device), reference_logits(checkpoints.model(variant), IDS)[-1])
+    assert_close(last_logits(directory, device, IDS), reference_logits(checkpoints.model(variant), IDS)[-1])
 
 
 def test_experts_in_both_layouts_at_once(checkpoints: CheckpointFactory, tmp_path: Path) -> None:

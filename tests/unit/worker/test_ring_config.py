@@ -1,17 +1,12 @@
 """Configs of Ring models as releases write them, the open question of their decays, and what is refused in one line."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from services.worker.engine.combine import CombinePart
-from services.worker.engine.context import CaptureProfile
-from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.grouped_attention import GroupedAttentionShape
 from services.worker.mixers.latent_attention import LatentAttentionShape
 from services.worker.mixers.lightning import LightningShape, layer_slopes
@@ -20,9 +15,10 @@ from services.worker.models.experts import ExpertsShape
 from services.worker.models.registry import read_checkpoint_spec
 from services.worker.models.ring import read_spec
 from services.worker.models.spec import DenseShape
-from tests.exactness.rig import PassRig, assert_close, assert_far, create_context, draw_ids
+from tests.exactness.rig import assert_close, assert_far, draw_ids
 from tests.families import ring
 from tests.models import CheckpointFactory, reference_logits
+from tests.unit.worker.checkpoint_files import edit_config, edit_tensors, last_logits
 
 IDS = draw_ids(60, 1)
 RING_MINI_LINEAR = {
@@ -70,16 +66,6 @@ RING_MINI_LINEAR = {
 def directory(checkpoints: CheckpointFactory, tmp_path: Path) -> Path:
     """A checkpoint of one's own."""
     return Path(shutil.copytree(checkpoints.directory(ring.VARIANTS[0]), tmp_path / "checkpoint"))
-
-
-def _edit(directory: Path, **changes: Any) -> None:  # noqa: ANN401 # any JSON
-    path = directory / "config.json"
-    config = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
-
-
-def _logits(directory: Path, device: torch.device) -> torch.Tensor:
-    return PassRig(create_context(directory, device, CaptureProfile(SeamWindow(4), ()))).logits(CombinePart(IDS))
 
 
 def test_the_released_config() -> None:
@@ -151,25 +137,24 @@ def test_the_choice_of_decays_changes_the_answer(
     directory: Path, checkpoints: CheckpointFactory, device: torch.device
 ) -> None:
     expected = reference_logits(checkpoints.model(ring.VARIANTS[0]), IDS)[-1]
-    assert_close(_logits(directory, device), expected)
-    _edit(directory, hypic_slope_layer_offset=0)
-    assert_far(_logits(directory, device), expected)
+    assert_close(last_logits(directory, device, IDS), expected)
+    edit_config(directory, hypic_slope_layer_offset=0)
+    assert_far(last_logits(directory, device, IDS), expected)
 
 
 def test_decays_that_nobody_chose_are_warned_of(directory: Path) -> None:
-    _edit(directory, hypic_slope_layer_offset=0)
+    edit_config(directory, hypic_slope_layer_offset=0)
     chosen = read_checkpoint_spec(directory)
-    _edit(directory, hypic_slope_layer_offset=None)
+    edit_config(directory, hypic_slope_layer_offset=None)
     with pytest.warns(UserWarning, match="hypic_slope_layer_offset") as caught:
         assert read_checkpoint_spec(directory) == chosen
     assert "\n" not in str(caught[0].message)
 
 
 def test_prediction_layers_are_ignored(directory: Path, checkpoints: CheckpointFactory, device: torch.device) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    save_file({**tensors, "model.layers.4.eh_proj.weight": torch.zeros(48, 96)}, directory / "model.safetensors")
-    _edit(directory, num_nextn_predict_layers=1)
-    assert_close(_logits(directory, device), reference_logits(checkpoints.model(ring.VARIANTS[0]), IDS)[-1])
+    edit_tensors(directory, lambda tensors: tensors.update({"model.layers.4.eh_proj.weight": torch.zeros(48, 96)}))
+    edit_config(directory, num_nextn_predict_layers=1)
+    assert_close(last_logits(directory, device, IDS), reference_logits(checkpoints.model(ring.VARIANTS[0]), IDS)[-1])
 
 
 @pytest.mark.parametrize(
@@ -201,7 +186,7 @@ def test_prediction_layers_are_ignored(directory: Path, checkpoints: CheckpointF
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_unsupported_fields(changes: dict[str, Any], field: str, directory: Path) -> None:
-    _edit(directory, **changes)
+    edit_config(directory, **changes)
     with pytest.raises(CheckpointError, match=field) as caught:
         read_checkpoint_spec(directory)
     message = str(caught.value)
