@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.worker.ops.paged_attention import AttentionShape, PagedQueries, naive
+from services.worker.ops.paged_attention import AttentionShape, PagedQueries, naive, work
 from services.worker.ops.paged_attention import triton as kernels
 from services.worker.ops.rotary import Rotary
 from tests.exactness import test_paged_attention as rig
@@ -20,7 +20,7 @@ WIDE = Heads(8, 1, 72, 40, 24)
 def test_equals_dense_attention(
     heads: Heads, split_keys: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    monkeypatch.setattr(kernels, "MIN_SPLIT_KEYS", split_keys)
+    monkeypatch.setattr(work, "MIN_SPLIT_KEYS", split_keys)
     scene = draw_scene(PARTS, heads, 5)
     queries = draw_queries(scene, heads, 6)
     expected = dense(scene, queries, heads)
@@ -40,7 +40,7 @@ def test_more_queries_than_a_tile(device: torch.device) -> None:
 def test_a_group_of_many_pages(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """More pages of one base than are counted at once, some of them behind the first query."""
     monkeypatch.setattr(rig, "NUM_PAGES", 80)
-    monkeypatch.setattr(kernels, "MIN_SPLIT_KEYS", 2048)
+    monkeypatch.setattr(work, "MIN_SPLIT_KEYS", 2048)
     scene = draw_scene([(1, 1100), (2, 0)], HEADS, 11)
     queries = draw_queries(scene, HEADS, 12)
     assert_close(attend_scenes(kernels, [scene], [queries], HEADS, device), dense(scene, queries, HEADS), TOLERANCE)

@@ -1,10 +1,10 @@
 """Norms over the last axis, computed in fp32 and returned in the input's dtype, in the best form that a device has."""
 
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 
+from services.worker.ops.device import runs_kernels
 from services.worker.ops.norm import naive
 
 __all__ = ["gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
@@ -35,7 +35,7 @@ def l2_norm(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def _form(vectors: torch.Tensor) -> ModuleType:
-    if not vectors.is_cuda or find_spec("triton") is None:
+    if not runs_kernels(vectors):
         return naive
     from services.worker.ops.norm import triton
 

@@ -1,9 +1,8 @@
 """Paged attention in the best form that a device has."""
 
-from importlib.util import find_spec
-
 import torch
 
+from services.worker.ops.device import runs_kernels
 from services.worker.ops.paged_attention import chunked, padded
 from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries
 
@@ -21,7 +20,7 @@ def attend(
         return chunked.attend(queries, asked, pools, shape)
     page_tokens = pools[0].shape[1]
     has_tile = page_tokens >= 16 and page_tokens.bit_count() == 1 and queries.shape[-1] <= _WIDEST_HEAD
-    if not has_tile or find_spec("triton") is None:
+    if not has_tile or not runs_kernels(queries):
         return padded.attend(queries, asked, pools, shape)
     from services.worker.ops.paged_attention import triton
 

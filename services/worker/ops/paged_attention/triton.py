@@ -5,25 +5,21 @@ tile's queries are rotated once by their distance to the base (design §5), so t
 Work is cut on the host into splits of pages, short enough that one request alone keeps the whole chip busy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeVar
 
 import torch
 import triton
 import triton.language as tl
 
-from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries, PageRow, PageTable
+from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries
+from services.worker.ops.paged_attention.work import Tiles, block, cut, group_pages
 from services.worker.ops.rotary import Rotary
 
 __all__ = ["attend"]
 
 _Prepared = TypeVar("_Prepared")
-# Programs of one launch: four for each of the 132 multiprocessors of an H100 or H200, so that uneven ones even out.
-PROGRAMS = 528
-# A split of fewer keys costs more to join than it saves.
-MIN_SPLIT_KEYS = 256
 _LOG2_E = 1.4426950408889634
 
 
@@ -170,124 +166,11 @@ def _join_kernel(
     tl.store(outputs + p_o, (b_o / b_l).to(outputs.dtype.element_ty), mask=o_v < Dv)
 
 
-def _block(channels: int) -> int:
-    """The smallest tile that a matrix product takes."""
-    return max(16, triton.next_power_of_2(channels))
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Query tokens of a block and their rows (tokens times heads a key head), and pages of a split."""
-
-    rows: int
-    tokens: int
-    split_pages: int
-
-    @classmethod
-    def of(cls, asked: PagedQueries, queries: torch.Tensor, keys: torch.Tensor) -> "_Tiles":
-        """Large tiles for many queries; splits so short that even one request has programs for the whole chip."""
-        (_, heads, key_dim), (_, page_size, kv_heads, _) = queries.shape, keys.shape
-        group = heads // kv_heads
-        widest = 128 if queries.itemsize == 2 and key_dim <= 256 else 64
-        longest = max(end - begin for begin, end in pairwise(asked.cu_queries))
-        rows = max(_block(group), min(widest, _block(group * longest)))
-        tokens = max(1, rows // group)
-        blocks = sum(-(-(end - begin) // tokens) for begin, end in pairwise(asked.cu_queries))
-        splits = -(-PROGRAMS // max(1, blocks * kv_heads))
-        pages = max((len(table.rows) for table in asked.tables), default=1)
-        return cls(rows, tokens, max(1, MIN_SPLIT_KEYS // page_size, -(-pages // splits)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Rows of all tables and their groups of one base, as columns.
-
-    starts: first position of every group; rows: its first row; splits: of every table.
-    """
-
-    base: list[int]
-    starts: list[int]
-    rows: list[int]
-    page: list[int]
-    first: list[int]
-    count: list[int]
-    splits: list[list[range]]
-
-
-def _group(tables: Sequence[PageTable], split_pages: int) -> _Groups:
-    """Gather tables into groups of one base, and cut groups into splits of so many pages."""
-    groups = _Groups([], [], [0], [], [], [], [])
-    for table in tables:
-        splits: list[range] = []
-        begin, pages, base = len(groups.base), 0, None
-        for row in _by_base(table):
-            full = pages == split_pages
-            if row.base != base or full:
-                if base is not None:
-                    groups.rows.append(len(groups.page))
-                if full:
-                    splits.append(range(begin, len(groups.base)))
-                    begin, pages = len(groups.base), 0
-                groups.base.append(row.base)
-                groups.starts.append(row.first)
-                base = row.base
-            groups.page.append(row.page)
-            groups.first.append(row.first)
-            groups.count.append(row.count)
-            pages += 1
-        groups.rows.append(len(groups.page))
-        splits.append(range(begin, len(groups.base)))
-        groups.splits.append(splits)
-    return groups
-
-
-def _by_base(table: PageTable) -> list[PageRow]:
-    """Rows of one base together, since every group costs a rotation of the queries; bases by their first position."""
-    gathered: dict[int, list[PageRow]] = {}
-    for row in table.rows:
-        gathered.setdefault(row.base, []).append(row)
-    return [row for rows in sorted(gathered.values(), key=lambda rows: rows[0].first) for row in rows]
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """blocks as `_attend_kernel` reads them; cu_places and places: the partial rows of every token."""
-
-    blocks: list[int]
-    cu_places: list[int]
-    places: list[int]
-    num_partial: int
-
-    @property
-    def is_split(self) -> bool:
-        """Whether any token has more than one split."""
-        return len(self.places) > len(self.cu_places) - 1
-
-
-def _cut(cu_queries: Sequence[int], groups: _Groups, tokens_a_block: int) -> _Work:
-    blocks: list[int] = []
-    places: list[int] = []
-    cu_places = [0]
-    partial = 0
-    for request, splits in enumerate(groups.splits):
-        begin, end = cu_queries[request], cu_queries[request + 1]
-        for split in splits:
-            for start in range(begin, end, tokens_a_block):
-                stop = min(start + tokens_a_block, end)
-                blocks += [start, stop, split.start, split.stop, partial + start - begin]
-            partial += end - begin
-        for token in range(end - begin):
-            rows = range(partial - (end - begin) * len(splits) + token, partial, end - begin)
-            places.extend(rows)
-            cu_places.append(len(places))
-    return _Work(blocks, cu_places, places, partial)
-
-
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """What all layers of one pass launch alike: columns of `_Groups` and `_Work` on the device."""
+    """What all layers of one pass launch alike: columns of `Groups` and `Work` on the device."""
 
-    tiles: _Tiles
+    tiles: Tiles
     num_partial: int
     blocks: torch.Tensor
     group_base: torch.Tensor
@@ -305,10 +188,10 @@ class _Launch:
         return len(self.blocks) // 5
 
     @classmethod
-    def of(cls, asked: PagedQueries, tiles: _Tiles) -> "_Launch":
+    def of(cls, asked: PagedQueries, tiles: Tiles) -> "_Launch":
         """Cut the work on the host and send it in one transfer: a small copy costs what a large one does."""
-        groups = _group(asked.tables, tiles.split_pages)
-        work = _cut(asked.cu_queries, groups, tiles.tokens)
+        groups = group_pages(asked.tables, tiles.split_pages)
+        work = cut(asked.cu_queries, groups, tiles.tokens)
         columns = (
             work.blocks, groups.base, groups.starts, groups.rows, groups.page, groups.first, groups.count,
             work.cu_places, work.places,
@@ -358,7 +241,7 @@ def attend(
     keys, values = pools
     device, (tokens, heads, key_dim), value_dim = queries.device, queries.shape, values.shape[-1]
     key = f"triton {heads} {key_dim} {keys.shape[1:3]} {queries.itemsize}"
-    launch = _prepared(asked, key, lambda: _Launch.of(asked, _Tiles.of(asked, queries, keys)))
+    launch = _prepared(asked, key, lambda: _Launch.of(asked, Tiles.of(asked, queries, keys)))
     # An entry holds its rotary, so that no other one takes its id.
     turns = _prepared(
         asked, f"{key} {id(shape.rotary)}", lambda: _Turns.of(shape.rotary, asked.positions, launch.group_base)
@@ -373,13 +256,13 @@ def attend(
         partial, sums[0], sums[1], outputs, shape.scale * _LOG2_E,
         Hq=heads, Hkv=keys.shape[2], D=key_dim, Dv=value_dim, KEY_STRIDE=keys.stride(2), VALUE_STRIDE=values.stride(2),
         G=heads // keys.shape[2], PAGE=keys.shape[1], BM=launch.tiles.rows, BN=_step_keys(queries, key_dim),
-        BD=_block(key_dim), BDV=_block(value_dim),
+        BD=block(key_dim), BDV=block(value_dim),
         HALF=turns.half, INTERLEAVED=shape.rotary is not None and shape.rotary.interleaved,
         SPLIT=launch.num_partial > 0, PRECISION="tf32x3",
-        num_warps=8 if launch.tiles.rows * _block(key_dim) >= 128 * 128 else 4, num_stages=2,
+        num_warps=8 if launch.tiles.rows * block(key_dim) >= 128 * 128 else 4, num_stages=2,
     )  # fmt: skip
     if launch.num_partial:
-        width = min(64, _block(value_dim))
+        width = min(64, block(value_dim))
         _join_kernel[(tokens, heads, triton.cdiv(value_dim, width))](
             partial, sums[0], sums[1], launch.cu_places, launch.places, outputs,
             Hq=heads, Dv=value_dim, BS=64, BDV=width, num_warps=4,
@@ -390,4 +273,4 @@ def attend(
 def _step_keys(queries: torch.Tensor, key_dim: int) -> int:
     """Keys of one step, so that two steps of keys and values fit in shared memory; fp32 enters products as two halves."""
     size = queries.itemsize if queries.itemsize == 2 else 2 * queries.itemsize
-    return max(16, min(64, 32768 // (size * _block(key_dim))))
+    return max(16, min(64, 32768 // (size * block(key_dim))))

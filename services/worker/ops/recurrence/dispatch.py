@@ -1,11 +1,11 @@
 """The recurrence in the best form that a device has."""
 
 from collections.abc import Collection, Sequence
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 
+from services.worker.ops.device import runs_kernels
 from services.worker.ops.layout import Body, PartWalk
 from services.worker.ops.recurrence import chunked
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, WalkResult
@@ -14,7 +14,7 @@ __all__ = ["capture", "step", "walk"]
 
 
 def _form(inputs: RecurrenceInputs) -> ModuleType:
-    if not inputs.q.is_cuda or find_spec("triton") is None:
+    if not runs_kernels(inputs.q):
         return chunked
     from services.worker.ops.recurrence import triton
 

@@ -1,11 +1,11 @@
 """The short convolution in the best form that a device has."""
 
 from collections.abc import Collection, Sequence
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 
+from services.worker.ops.device import runs_kernels
 from services.worker.ops.layout import PartWalk
 from services.worker.ops.short_conv import chunked
 from services.worker.ops.short_conv.types import ConvResult
@@ -14,7 +14,7 @@ __all__ = ["step", "walk"]
 
 
 def _form(inputs: torch.Tensor) -> ModuleType:
-    if not inputs.is_cuda or find_spec("triton") is None:
+    if not runs_kernels(inputs):
         return chunked
     from services.worker.ops.short_conv import triton
 
