@@ -13,7 +13,7 @@ from services.worker.errors import WorkerError
 __all__ = ["LAYOUT_VERSION", "Profile", "ProfileError", "load_profile"]
 
 # Grows whenever the same tokens would leave other bytes: planes, their encoding, the order of rounding.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 
 class ProfileError(WorkerError):
@@ -22,9 +22,10 @@ class ProfileError(WorkerError):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """prime is text run ahead of a segment at capture; document_open and document_close wrap a document's title and text,
+    """What a profile file says.
 
-    and belong to the segment. Prime and wrapper may name special tokens. The seam window has at least `seam_window` tokens,
+    prime is text run ahead of a segment at capture; document_open and document_close wrap a document's title and text, and
+    belong to the segment. Prime and wrapper may name special tokens. The seam window has at least `seam_window` tokens,
     grows with the segment to `seam_share` of it, and has at most `seam_window_max`.
 
     Raises:
