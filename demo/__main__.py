@@ -52,7 +52,7 @@ def _ask_all(console: Console, stack: Stack, scenario: Scenario) -> int:
         with console.status(request.label):
             reply = ask(stack.base_url, stack.model_name, scenario.system, request)
         replies.append((request, reply))
-        wrong += request.answer not in reply.text
+        wrong += not request.is_right(reply.text)
         table.add_row(*_cells(request, reply))
     console.print(table)
     console.print(_summary(replies, wrong))
@@ -60,8 +60,7 @@ def _ask_all(console: Console, stack: Stack, scenario: Scenario) -> int:
 
 
 def _cells(request: DemoRequest, reply: Reply) -> tuple[str, ...]:
-    is_right = request.answer in reply.text
-    verdict = "[green]right[/]" if is_right else f"[red]wrong, expected: {request.answer}[/]"
+    verdict = "[green]right[/]" if request.is_right(reply.text) else f"[red]wrong, expected: {request.answer}[/]"
     documents = ", ".join(f"{count} {served}" for served, count in reply.documents.most_common())
     return (
         request.label,

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 __all__ = ["QUESTIONS", "DemoDocument", "DemoRequest", "Scenario", "load_scenario"]
@@ -24,27 +24,39 @@ class DemoDocument:
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """One request of the demo; a reply in which the answer stands is right."""
+    """One request of the demo. in_sentences: the model answers in sentences of its own, in which the answer must stand."""
 
     label: str
     documents: tuple[DemoDocument, ...]
     question: str
     answer: str
     reuse: str = "compose"
+    in_sentences: bool = False
+
+    def is_right(self, reply: str) -> bool:
+        """Whether a reply is the answer, word for word, or holds it where the model answers in sentences."""
+        return self.answer in reply if self.in_sentences else self.answer == reply
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """questions: pairs of question and right answer; revised: a changed document, its question and new answer."""
+    """questions: pairs of question and right answer; revised: a changed document, its question and new answer.
+
+    in_sentences: see `DemoRequest`.
+    """
 
     system: str
     documents: tuple[DemoDocument, ...]
     questions: tuple[tuple[str, str], ...]
     revised: DemoDocument
     revised_question: tuple[str, str]
+    in_sentences: bool
 
     def requests(self) -> Iterator[DemoRequest]:
         """Cold; the same documents in other orders; one of them changed; the same without reuse."""
+        return (replace(request, in_sentences=self.in_sentences) for request in self._asked())
+
+    def _asked(self) -> Iterator[DemoRequest]:
         first, *others = self.questions
         yield DemoRequest("every document is new", self.documents, *first)
         shuffler = random.Random(1)
@@ -70,6 +82,7 @@ def load_scenario(model: str) -> Scenario:
         questions=tuple((entry["question"], entry["answer"]) for entry in content["questions"]),
         revised=_read(revision["document"], revision["file"]),
         revised_question=(revision["question"], revision["answer"]),
+        in_sentences=content.get("in_sentences", False),
     )
 
 

@@ -22,6 +22,14 @@ def test_the_documents_hold_what_is_asked(model: str) -> None:
     assert len({request.documents for request in requests}) > 3
 
 
+def test_the_demo_models_answers_are_held_to_the_word() -> None:
+    (demo, *_), (real, *_) = (list(load_scenario(model).requests()) for model in ("demo", "smollm2"))
+    assert demo.is_right(demo.answer)
+    assert not demo.is_right(f"{demo.answer}.")
+    assert real.is_right(f"It is {real.answer}.")
+    assert not real.is_right("It is not said.")
+
+
 def test_answers_of_the_real_model_are_words_of_the_documents() -> None:
     """Its replies are sentences, and right where the answer stands in them: no other document may bring it there."""
     scenario = load_scenario("smollm2")
