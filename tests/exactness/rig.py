@@ -10,11 +10,11 @@ import torch
 from services.worker.engine.capture import CapturePass, capture_prime
 from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, Prompt
 from services.worker.engine.context import CaptureProfile, EngineContext
-from services.worker.engine.decode import RunningRequest, decode_step
+from services.worker.engine.decode import RunningRequest, choose_decoder, decode_step
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
 from services.worker.engine.requests import GenerateRequest, PromptPart
-from services.worker.engine.sampling import Sampler, SamplingOptions
+from services.worker.engine.sampling import Likeliest, Sampler, SamplingOptions, find_likeliest
 from services.worker.engine.states import PrefixState, SegmentState
 from services.worker.mixers.batch import LinearPlane
 from services.worker.mixers.state import DeviceMemory
@@ -117,8 +117,9 @@ class _Recorder(Sampler):
         self._forced = list(forced)
         self.logits: list[torch.Tensor] = []
 
-    def draw(self, logits: torch.Tensor) -> int:
-        self.logits.append(logits)
+    def draw(self, logits: torch.Tensor, likeliest: Likeliest) -> int:
+        # A decoder's logits are valid until its next step.
+        self.logits.append(logits.clone())
         return self._forced[len(self.logits) - 1]
 
 
@@ -127,6 +128,7 @@ class PassRig:
 
     def __init__(self, context: EngineContext) -> None:
         self.context = context
+        self._decoder = choose_decoder(context)
         with torch.inference_mode():
             self.prime = capture_prime(context)
 
@@ -160,9 +162,9 @@ class PassRig:
         recorder = _Recorder(forced)
         request = GenerateRequest("r", (PromptPart(()),), SamplingOptions(len(forced)), lambda event: None)
         running = RunningRequest(request, combined.prompt, recorder)
-        running.accept(combined.logits)
+        running.accept(combined.logits, find_likeliest(combined.logits[None])[0])
         while not running.finished:
-            decode_step(self.context, [running])
+            decode_step(self.context, self._decoder, [running])
         combined.prompt.release(self.context)
         return torch.stack(recorder.logits)
 

@@ -68,3 +68,27 @@ def test_pairs_of_neighbours_turn(device: torch.device) -> None:
         results.append(form.attend(queries, asked, pools, shape))
     assert_close(results[1], results[0], TOLERANCE)
     assert_far(results[2], results[0], TOLERANCE)
+
+
+def test_a_fixed_launch_takes_over_longer_tables(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """What a recorded step replays: the same tensors, refilled as requests grow, until they have no room left."""
+    monkeypatch.setattr(work, "MIN_SPLIT_KEYS", 16)
+    shape = AttentionShape(HEADS.head_dim**-0.5, Rotary.create(rig.THETA, HEADS.rotary_dim, device))
+    monkeypatch.setattr(rig, "NUM_PAGES", 90)
+    scenes = [draw_scene([(2, body), (1, 0)], HEADS, 13) for body in (40, 130, 1300)]
+    asked = [PagedQueries(scene.live[-1:].to(device), (0, 1), [scene.table]) for scene in scenes]
+    queries = [draw_queries(scene, HEADS, 14)[-1:].float().to(device) for scene in scenes]
+    pools = [(scene.keys.to(device), scene.values.to(device)) for scene in scenes]
+    kernels.attend(queries[0], asked[0], pools[0], shape)
+    fixed = PagedQueries(asked[0].positions.clone(), (0, 1), [scenes[0].table])
+    (launch,) = kernels.fix_launches(asked[0], fixed)
+    prepared = dict(fixed.prepared)
+    for index in (0, 1):
+        assert launch.refresh(asked[index])
+        again = PagedQueries(asked[index].positions, (0, 1), (), dict(prepared))
+        actual = kernels.attend(queries[index], again, pools[index], shape)
+        expected = naive.attend(queries[index], asked[index], pools[index], shape)
+        assert_close(actual, expected, TOLERANCE)
+    assert not launch.refresh(asked[2])
+    kept = PagedQueries(asked[1].positions, (0, 1), (), dict(prepared))
+    assert_close(kernels.attend(queries[1], kept, pools[1], shape), expected, TOLERANCE)

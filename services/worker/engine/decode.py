@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -15,11 +16,13 @@ from services.worker.engine.requests import (
     GenerateRequest,
     TokenEvent,
 )
-from services.worker.engine.sampling import Sampler
+from services.worker.engine.sampling import Likeliest, Sampler, find_likeliest
 from services.worker.mixers.batch import DecodeBatch
+from services.worker.ops.device import has_kernels
 from services.worker.ops.paged_attention import PagedQueries
+from services.worker.ops.paged_attention.dispatch import takes_kernel
 
-__all__ = ["RunningRequest", "decode_step"]
+__all__ = ["Decoder", "RunningRequest", "choose_decoder", "decode_step"]
 
 
 @dataclass(slots=True)
@@ -34,10 +37,10 @@ class RunningRequest:
     finished: bool = False
     started_at: float = field(default_factory=time.monotonic)
 
-    def accept(self, logits: torch.Tensor) -> None:
+    def accept(self, logits: torch.Tensor, likeliest: Likeliest) -> None:
         """Draw the next token from logits `[vocabulary]`, and say so; logits that are no numbers fail this request alone."""
         try:
-            token = self.sampler.draw(logits)
+            token = self.sampler.draw(logits, likeliest)
         except ValueError as error:
             self.finished = True
             self.request.sink(FailedEvent(EngineError(f"sampling failed: {error}")))
@@ -57,7 +60,26 @@ class RunningRequest:
         self.request.sink(FinishedEvent(reason, time.monotonic() - self.started_at, self.generated))
 
 
-def decode_step(context: EngineContext, running: list[RunningRequest]) -> None:
+class Decoder(Protocol):
+    """What runs a decode step; logits `[B, vocabulary]` are valid until the next one."""
+
+    def __call__(self, token_ids: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+        """One step of requests' last tokens `[B]`."""
+        ...
+
+
+def choose_decoder(context: EngineContext) -> Decoder:
+    """Recorded steps on a GPU whose kernels take every attention layer, else the model as it is."""
+    page_tokens = context.pages.page_size
+    recordable = all(takes_kernel(context.device, shape.key_dim, page_tokens) for shape in context.model.spec.pages)
+    if not recordable or not has_kernels(context.device):
+        return context.model.decode
+    from services.worker.engine.decode_graph import DecodeGraphs
+
+    return DecodeGraphs(context).step
+
+
+def decode_step(context: EngineContext, decoder: Decoder, running: list[RunningRequest]) -> None:
     """Run every request's last token through the model and draw the next one."""
     positions = [request.prompt.length for request in running]
     write_slots = [request.prompt.append_slot() for request in running]
@@ -68,8 +90,6 @@ def decode_step(context: EngineContext, running: list[RunningRequest]) -> None:
         write_slots=context.integers(write_slots),
         slots=context.integers([request.prompt.slot for request in running]),
     )
-    hidden = context.model.embed(context.integers([request.last_token for request in running]))
-    for layer in context.model.layers:
-        hidden = layer.run(hidden, lambda mixer, normed: mixer.decode(normed, batch))
-    for request, logits in zip(running, context.model.logits(hidden), strict=True):
-        request.accept(logits)
+    logits = decoder(context.integers([request.last_token for request in running]), batch)
+    for request, own, likeliest in zip(running, logits, find_likeliest(logits), strict=True):
+        request.accept(own, likeliest)

@@ -11,7 +11,7 @@ from services.worker.engine.admission import ResolvedPrompt, check_size, resolve
 from services.worker.engine.capture_queue import CaptureQueue
 from services.worker.engine.combine import CombinePass
 from services.worker.engine.context import EngineContext
-from services.worker.engine.decode import RunningRequest, decode_step
+from services.worker.engine.decode import RunningRequest, choose_decoder, decode_step
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import (
@@ -23,7 +23,7 @@ from services.worker.engine.requests import (
     PrefilledEvent,
     StoredSnapshot,
 )
-from services.worker.engine.sampling import Sampler
+from services.worker.engine.sampling import Sampler, find_likeliest
 
 __all__ = ["Engine"]
 
@@ -58,6 +58,7 @@ class Engine:
         self._running: list[RunningRequest] = []
         with torch.inference_mode():
             self._captures = CaptureQueue(context, limits.capture_tokens)
+        self._decoder = choose_decoder(context)
 
     @property
     def num_waiting(self) -> int:
@@ -68,6 +69,11 @@ class Engine:
     def num_running(self) -> int:
         """Requests that combine or decode."""
         return len(self._combining) + len(self._running)
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests that decode."""
+        return len(self._running)
 
     @property
     def is_idle(self) -> bool:
@@ -108,7 +114,7 @@ class Engine:
         """One round."""
         self._admit()
         if self._running:
-            decode_step(self.context, self._running)
+            decode_step(self.context, self._decoder, self._running)
             self._retire()
         self._advance()
 
@@ -186,7 +192,7 @@ class Engine:
                 snapshots=self._store_snapshots(combining),
             )
         )
-        running.accept(logits)
+        running.accept(logits, find_likeliest(logits[None])[0])
         self._running.append(running)
         self._retire()
 

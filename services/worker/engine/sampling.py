@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Sampler", "SamplingOptions"]
+__all__ = ["Likeliest", "Sampler", "SamplingOptions", "find_likeliest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,22 @@ class SamplingOptions:
             raise ValueError("temperature and top_k must not be negative, top_p must lie in (0, 1]")
 
 
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """The token of the largest logit, and that logit."""
+
+    token: int
+    logit: float
+
+
+def find_likeliest(logits: torch.Tensor) -> list[Likeliest]:
+    """Of every row of logits `[B, vocabulary]`, in one transfer; a NaN is larger than every number."""
+    values, tokens = logits.max(-1)
+    # An index of a vocabulary is exact in fp64.
+    rows = torch.stack([tokens.double(), values.double()], dim=-1).tolist()
+    return [Likeliest(int(token), logit) for token, logit in rows]
+
+
 class Sampler:
     """Draws one request's tokens. The same seed and logits give the same tokens, whatever else is in the batch."""
 
@@ -37,18 +53,16 @@ class Sampler:
         else:
             self._generator.manual_seed(options.seed)
 
-    def draw(self, logits: torch.Tensor) -> int:
-        """A token from fp32 logits `[vocabulary]`.
+    def draw(self, logits: torch.Tensor, likeliest: Likeliest) -> int:
+        """A token from fp32 logits `[vocabulary]`, whose largest is known.
 
         Raises:
             ValueError: a logit is no number, or the largest is infinite.
         """
-        likeliest = int(logits.argmax())
-        # `argmax` takes NaN for the largest of all.
-        if not math.isfinite(float(logits[likeliest])):
+        if not math.isfinite(likeliest.logit):
             raise ValueError("the model's logits are not finite; its weights or dtype cannot represent this prompt")
         if self._options.temperature == 0.0:
-            return likeliest
+            return likeliest.token
         # The generator lives on the CPU, so that a seed means the same on every device.
         wide = logits.cpu().double()
         # A difference of zero survives every temperature; a large logit over a tiny one would overflow.

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from services.worker.mixers.batch import Mixer
+from services.worker.mixers.batch import DecodeBatch, Mixer
 from services.worker.mixers.linear import LinearMixer
 from services.worker.models.spec import ModelSpec, ResidualFactors
 from services.worker.ops.norm import rms_norm
@@ -109,6 +109,13 @@ class Model:
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Token ids `[N]` to hidden states `[N, hidden]`."""
         return F.embedding(token_ids, self.embedding)
+
+    def decode(self, token_ids: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+        """One step of requests' last tokens `[B]`; logits `[B, vocabulary]`."""
+        hidden = self.embed(token_ids)
+        for layer in self.layers:
+            hidden = layer.run(hidden, lambda mixer, normed: mixer.decode(normed, batch))
+        return self.logits(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states `[N, hidden]` to fp32 logits `[N, vocabulary]`."""

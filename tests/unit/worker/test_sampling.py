@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engine.requests import GenerateRequest
-from services.worker.engine.sampling import Sampler, SamplingOptions
+from services.worker.engine.sampling import Sampler, SamplingOptions, find_likeliest
 from tests.unit.worker.engine_rig import EngineRig, Heard, live
 
 LOGITS = torch.tensor([1.0, 3.0, 2.5, -1.0, 0.5, 2.0])
@@ -16,7 +16,7 @@ LOGITS = torch.tensor([1.0, 3.0, 2.5, -1.0, 0.5, 2.0])
 
 def _draws(options: SamplingOptions, count: int, logits: torch.Tensor = LOGITS) -> list[int]:
     sampler = Sampler(options)
-    return [sampler.draw(logits) for _ in range(count)]
+    return [sampler.draw(logits, find_likeliest(logits[None])[0]) for _ in range(count)]
 
 
 def _expected(logits: list[float], temperature: float, top_k: int, top_p: float) -> dict[int, float]:
@@ -111,7 +111,7 @@ def test_options_out_of_range_are_refused(wrong: dict[str, float]) -> None:
 def test_logits_that_are_no_numbers_are_refused(wrong: float, temperature: float) -> None:
     logits = torch.tensor([0.0, wrong, 1.0])
     with pytest.raises(ValueError, match="not finite"):
-        Sampler(SamplingOptions(1, temperature)).draw(logits)
+        Sampler(SamplingOptions(1, temperature)).draw(logits, find_likeliest(logits[None])[0])
 
 
 def test_a_seed_means_the_same_in_any_batch(rig: EngineRig) -> None:

@@ -5,7 +5,7 @@ tile's queries are rotated once by their distance to the base (design §5), so t
 Work is cut on the host into splits of pages, short enough that one request alone keeps the whole chip busy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries
-from services.worker.ops.paged_attention.work import Tiles, block, cut, group_pages
+from services.worker.ops.paged_attention.work import BLOCK_FIELDS, Tiles, Work, block, room_for
 from services.worker.ops.rotary import Rotary
 
-__all__ = ["attend"]
+__all__ = ["FixedLaunch", "attend", "fix_launches"]
 
 _Prepared = TypeVar("_Prepared")
 _LOG2_E = 1.4426950408889634
@@ -75,14 +75,14 @@ def _attend_kernel(
     KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     G: tl.constexpr, PAGE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
-    """blocks rows: first query token, one past the last, first group, one past the last, place of its partial result.
+    """blocks rows: first query token, one past the last, first group, one past the last, place of its partial result, unused.
 
     A step takes BN keys: part of a page, or several pages. The loop over keys has no branch, so that loads run ahead.
     """
     i_b, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    q_begin, q_end = tl.load(blocks + 5 * i_b), tl.load(blocks + 5 * i_b + 1)
+    q_begin, q_end = tl.load(blocks + FIELDS * i_b), tl.load(blocks + FIELDS * i_b + 1)
     o_m, o_d, o_n, o_v = tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BN), tl.arange(0, BDV)
     token = q_begin + o_m // G
     head = i_h * G + o_m % G
@@ -92,8 +92,8 @@ def _attend_kernel(
     b_m = tl.full([BM], float("-inf"), dtype=tl.float32)
     b_l = tl.zeros([BM], dtype=tl.float32)
     b_o = tl.zeros([BM, BDV], dtype=tl.float32)
-    first_group = tl.load(blocks + 5 * i_b + 2)
-    for i_g in range(first_group, _until(group_first, first_group, tl.load(blocks + 5 * i_b + 3), farthest)):
+    first_group = tl.load(blocks + FIELDS * i_b + 2)
+    for i_g in range(first_group, _until(group_first, first_group, tl.load(blocks + FIELDS * i_b + 3), farthest)):
         b_q = _turned(
             q, query_cos, query_sin, base_cos, base_sin, token, head, m_m, i_g, Hq, D, BD, HALF, INTERLEAVED
         )  # fmt: skip
@@ -128,7 +128,7 @@ def _attend_kernel(
             b_m = b_n
     m_o = m_m[:, None] & (o_v < Dv)[None, :]
     if SPLIT:
-        row = (tl.load(blocks + 5 * i_b + 4).to(tl.int64) + o_m // G) * Hq + head
+        row = (tl.load(blocks + FIELDS * i_b + 4).to(tl.int64) + o_m // G) * Hq + head
         tl.store(partial + row[:, None] * Dv + o_v[None, :], b_o, mask=m_o)
         tl.store(maxima + row, b_m, mask=m_m)
         tl.store(totals + row, b_l, mask=m_m)
@@ -168,7 +168,7 @@ def _join_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """What all layers of one pass launch alike: columns of `Groups` and `Work` on the device."""
+    """What all layers of one pass launch alike: the columns of `Work` on the device."""
 
     tiles: Tiles
     num_partial: int
@@ -185,20 +185,59 @@ class _Launch:
     @property
     def num_blocks(self) -> int:
         """Programs a key head."""
-        return len(self.blocks) // 5
+        return len(self.blocks) // BLOCK_FIELDS
 
     @classmethod
     def of(cls, asked: PagedQueries, tiles: Tiles) -> "_Launch":
         """Cut the work on the host and send it in one transfer: a small copy costs what a large one does."""
-        groups = group_pages(asked.tables, tiles.split_pages)
-        work = cut(asked.cu_queries, groups, tiles.tokens)
-        columns = (
-            work.blocks, groups.base, groups.starts, groups.rows, groups.page, groups.first, groups.count,
-            work.cu_places, work.places,
-        )  # fmt: skip
-        joined = torch.tensor([value for column in columns for value in column], dtype=torch.int32)
-        pieces = joined.to(asked.positions.device).split([len(column) for column in columns])
-        return cls(tiles, work.num_partial if work.is_split else 0, *pieces)
+        work = Work.cut(asked, tiles)
+        sizes = tuple(len(column) for column in work.columns)
+        return cls.over(tiles, work.num_partial, work.joined(sizes).to(asked.positions.device), sizes)
+
+    @classmethod
+    def over(cls, tiles: Tiles, num_partial: int, joined: torch.Tensor, sizes: Sequence[int]) -> "_Launch":
+        """Views of columns that lie one behind the other."""
+        return cls(tiles, num_partial, *joined.split(list(sizes)))
+
+
+class FixedLaunch:
+    """A launch whose tensors stay where they are, for passes that are recorded once and replayed: decode steps.
+
+    Columns have room to grow; `refresh` says where they have outgrown it.
+    """
+
+    def __init__(self, asked: PagedQueries, tiles: Tiles) -> None:
+        work = Work.cut(asked, tiles)
+        self._tiles = tiles
+        self._is_split = work.num_partial > 0
+        self._sizes = tuple(room_for(len(column)) for column in work.columns)
+        num_partial = room_for(work.num_partial) if self._is_split else 0
+        self._num_partial = num_partial
+        self._joined = torch.empty(sum(self._sizes), dtype=torch.int32, device=asked.positions.device)
+        self.launch = _Launch.over(tiles, num_partial, self._joined, self._sizes)
+        self._send(work)
+
+    def refresh(self, asked: PagedQueries) -> bool:
+        """Take over what the tables say now; False, with nothing changed, where there is no room for it."""
+        work = Work.cut(asked, self._tiles)
+        fits = all(len(column) <= size for column, size in zip(work.columns, self._sizes, strict=True))
+        if not fits or work.num_partial > self._num_partial or self._is_split != (work.num_partial > 0):
+            return False
+        self._send(work)
+        return True
+
+    def _send(self, work: Work) -> None:
+        self._joined.copy_(work.joined(self._sizes), non_blocking=True)
+
+
+def fix_launches(asked: PagedQueries, fixed: PagedQueries) -> list[FixedLaunch]:
+    """For every launch that a pass has prepared in `asked`, a fixed one in `fixed`, which asks the same."""
+    launches = []
+    for key, prepared in asked.prepared.items():
+        if isinstance(prepared, _Launch):
+            launches.append(FixedLaunch(fixed, prepared.tiles))
+            fixed.prepared[key] = launches[-1].launch
+    return launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +297,7 @@ def attend(
         G=heads // keys.shape[2], PAGE=keys.shape[1], BM=launch.tiles.rows, BN=_step_keys(queries, key_dim),
         BD=block(key_dim), BDV=block(value_dim),
         HALF=turns.half, INTERLEAVED=shape.rotary is not None and shape.rotary.interleaved,
-        SPLIT=launch.num_partial > 0, PRECISION="tf32x3",
+        SPLIT=launch.num_partial > 0, PRECISION="tf32x3", FIELDS=BLOCK_FIELDS,
         num_warps=8 if launch.tiles.rows * block(key_dim) >= 128 * 128 else 4, num_stages=2,
     )  # fmt: skip
     if launch.num_partial:

@@ -59,11 +59,14 @@ class BaseGroup:
 class PageTable:
     """The pages of one prompt; within one base, rows come at rising positions.
 
+    prepared: what a form works out from the rows, as long as there are no more of them.
+
     Neighbouring full pages are joined into spans as rows arrive, so that a long table costs a decode step nothing.
     """
 
     page_size: int
     rows: list[PageRow] = field(default_factory=list)
+    prepared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     _spans: dict[int, list[Span]] = field(default_factory=dict)
 
     def extend(self, rows: Iterable[PageRow]) -> None:
