@@ -4,8 +4,7 @@ Needs torch, triton, numpy and typer. With `--tiny` the small checks alone, whic
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -13,38 +12,12 @@ from typing import Annotated
 import torch
 import typer
 
+from bench.ceilings import Ceilings, median_seconds
 from bench.kernels import attention, experts, recurrence, rows
 from bench.kernels.case import Case, Timed
 from bench.results import Row, write_results
 
 _GROUPS = (recurrence, attention, experts, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What the device reached just now: bytes a second of a large copy, operations a second of a large bf16 product."""
-
-    copied: float
-    multiplied: float
-
-    @classmethod
-    def measure(cls, device: torch.device) -> "Ceilings":
-        """On a copy of 2 GiB and a product of 8,192 x 8,192 matrices."""
-        source = torch.empty(1 << 30, dtype=torch.bfloat16, device=device).normal_()
-        target = torch.empty_like(source)
-        matrix = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-        return cls(
-            copied=2 * source.nbytes / _seconds(lambda: target.copy_(source)),
-            multiplied=2 * 8192**3 / _seconds(lambda: matrix @ matrix),
-        )
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    """The median of calls that find a cold L2."""
-    from triton.testing import do_bench
-
-    milliseconds: float = do_bench(call, warmup=10, rep=60, return_mode="median")
-    return 1e-3 * milliseconds
 
 
 def check(case: Case) -> list[Row]:
@@ -60,9 +33,9 @@ def check(case: Case) -> list[Row]:
     return [Row(f"relative error, {case.name}", error, "", better="lower")] if right else []
 
 
-def measure(name: str, timed: Timed, ceilings: Ceilings) -> list[Row]:
+def measure(name: str, timed: Timed, ceilings: Ceilings, device: torch.device) -> list[Row]:
     """Time and rate as rows; prints them beside the ceiling that is nearer."""
-    seconds = _seconds(timed.call)
+    seconds = median_seconds(timed.call, device)
     moved, computed = timed.num_bytes / seconds, timed.operations / seconds
     shares = (moved / ceilings.copied, computed / ceilings.multiplied)
     print(
@@ -87,7 +60,7 @@ def run_true(device: torch.device, ceilings: Ceilings) -> Iterator[list[Row]]:
     for case in chain.from_iterable(group.true_cases(device) for group in _GROUPS):
         found = check(case)
         if found and case.timed is not None:
-            found += measure(case.name, case.timed, ceilings)
+            found += measure(case.name, case.timed, ceilings, device)
         yield found
 
 
