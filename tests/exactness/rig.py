@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from services.worker.engine.capture import CapturePass, capture_prime
-from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, Prompt
+from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, CombineSweep, Prompt
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.decode import RunningRequest, choose_decoder, decode_step
 from services.worker.engine.limits import EngineLimits
@@ -149,6 +149,12 @@ class PassRig:
         """Combine a prompt and keep it."""
         running = CombinePass(self.context, CombinePlan(prefix, parts, max_tokens))
         return Combined(finish(running.run()), running.prompt, running.snapshots)
+
+    @torch.inference_mode()
+    def sweep(self, *passes: CombinePass) -> list[Combined]:
+        """Combine reserved prompts side by side and keep them."""
+        logits = finish(CombineSweep(self.context, passes).run())
+        return [Combined(own, one.prompt, one.snapshots) for own, one in zip(logits, passes, strict=True)]
 
     def logits(self, *parts: CombinePart, prefix: PrefixState | None = None) -> torch.Tensor:
         """The last token's logits of a prompt that is then released."""

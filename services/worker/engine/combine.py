@@ -1,6 +1,9 @@
-"""The combine pass: composes stored states and runs the live tokens of one prompt through the model, layer by layer."""
+"""The combine pass: composes stored states and runs the live tokens of prompts through the model, layer by layer.
 
-from collections.abc import Generator, Sequence
+`CombinePass` reserves what one prompt needs; `CombineSweep` takes several of them through the layers side by side.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -9,11 +12,11 @@ import torch
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError, pages_for
 from services.worker.engine.states import PrefixState, SegmentState, page_rows
-from services.worker.mixers.batch import CombineBatch
+from services.worker.mixers.batch import CombineBatch, LinearSnapshot
 from services.worker.ops.layout import PartWalk
 from services.worker.ops.paged_attention import PagedQueries, PageTable
 
-__all__ = ["CombinePart", "CombinePass", "CombinePlan", "Prompt"]
+__all__ = ["CombinePart", "CombinePass", "CombinePlan", "CombineSweep", "Prompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +159,9 @@ class _Layout:
 
 
 class CombinePass:
-    """One prompt on its way through the layers. Creating it reserves everything that it will need.
+    """One prompt to combine. Creating it reserves everything that it will need.
 
-    prompt: ready to decode once `run` has returned; snapshots: exact states behind the parts that asked for one.
+    prompt: ready to decode behind the last layer; snapshots: exact states behind the parts that asked for one.
 
     Raises:
         NoRoomError: pages or state slots are missing; nothing is taken.
@@ -166,7 +169,7 @@ class CombinePass:
 
     def __init__(self, context: EngineContext, plan: CombinePlan) -> None:
         self._context = context
-        self._plan = plan
+        self.plan = plan
         self.snapshots: dict[int, PrefixState] = {}
         owned = context.pages.allocate(plan.pages_needed(context.pages.page_size))
         try:
@@ -178,39 +181,17 @@ class CombinePass:
         if plan.prefix is not None:
             shared.extend(plan.prefix.pages)
         context.pages.retain(shared)
-        self._layout = _Layout(context, plan, owned)
-        self.prompt = Prompt(slot, self._layout.table, owned, tuple(shared), self._layout.spare, plan.num_tokens)
+        self.layout = _Layout(context, plan, owned)
+        self.prompt = Prompt(slot, self.layout.table, owned, tuple(shared), self.layout.spare, plan.num_tokens)
 
     def run(self) -> Generator[None, None, torch.Tensor]:
-        """Yields after every layer; returns the last token's logits `[vocabulary]`."""
-        context, layout = self._context, self._layout
-        batch = self._batch()
-        self._load_slot()
-        token_ids = [token for run in layout.runs for token in run.token_ids]
-        hidden = context.model.embed(context.integers(token_ids))
-        for layer in context.model.layers:
-            hidden = layer.run(hidden, lambda mixer, normed: mixer.combine(normed, batch))
-            yield
-        self._keep(batch)
-        return context.model.logits(hidden[-1:])[0]
+        """The prompt alone: yields after every layer; returns the last token's logits `[vocabulary]`."""
+        logits = yield from CombineSweep(self._context, [self]).run()
+        return logits[0]
 
-    def _batch(self) -> CombineBatch:
-        context, layout, plan = self._context, self._layout, self._plan
-        cu_runs = (0, *accumulate(len(run.token_ids) for run in layout.runs))
-        states = [plan.parts[run.part].state for run in layout.runs]
-        return CombineBatch(
-            walk=PartWalk(cu_runs, (0, len(layout.runs))),
-            queries=PagedQueries(context.integers(layout.positions), (0, cu_runs[-1]), [layout.table]),
-            write_slots=context.integers(layout.write_slots),
-            slots=context.integers([self.prompt.slot]),
-            planes=[None if state is None else state.planes for state in states],
-            body_positions=[run.first + len(run.token_ids) for run in layout.runs],
-            keep_after=frozenset(index for index, run in enumerate(layout.runs) if plan.parts[run.part].keep),
-        )
-
-    def _load_slot(self) -> None:
+    def load_slot(self) -> None:
         """The state slot begins with the prefix's state, or from nothing."""
-        prefix, slot = self._plan.prefix, self.prompt.slot
+        prefix, slot = self.plan.prefix, self.prompt.slot
         for layer, slots in enumerate(self._context.memory.linear_slots):
             if prefix is None:
                 slots.states[slot].zero_()
@@ -219,15 +200,88 @@ class CombinePass:
                 slots.states[slot] = prefix.snapshots[layer].state
                 slots.tails[slot] = prefix.snapshots[layer].tail
 
-    def _keep(self, batch: CombineBatch) -> None:
-        """Snapshots share the prompt's pages: the run behind a snapshot starts a page of its own."""
-        prefix_ids = () if self._plan.prefix is None else self._plan.prefix.token_ids
-        for index in sorted(batch.keep_after):
-            part = self._layout.runs[index].part
+    def keep(self, kept: Mapping[int, Sequence[LinearSnapshot]]) -> None:
+        """Make snapshots of the states behind runs, by index of the run.
+
+        They share the prompt's pages: the run behind a snapshot starts a page of its own.
+        """
+        prefix_ids = () if self.plan.prefix is None else self.plan.prefix.token_ids
+        for index, snapshots in sorted(kept.items()):
+            part = self.layout.runs[index].part
             token_ids = prefix_ids + tuple(
-                token for before in self._plan.parts[: part + 1] for token in before.token_ids
+                token for before in self.plan.parts[: part + 1] for token in before.token_ids
             )
-            rows = tuple(self._layout.table.rows[: self._layout.rows_after[part]])
-            state = PrefixState(token_ids, tuple(batch.kept.get(index, ())), rows)
+            rows = tuple(self.layout.table.rows[: self.layout.rows_after[part]])
+            state = PrefixState(token_ids, tuple(_own(snapshot) for snapshot in snapshots), rows)
             self._context.pages.retain(state.pages)
             self.snapshots[part] = state
+
+    def drop_snapshots(self) -> None:
+        """Give back what `keep` has made."""
+        for state in self.snapshots.values():
+            self._context.pages.release(state.pages)
+        self.snapshots.clear()
+
+    def release(self) -> None:
+        """Give back everything."""
+        self.drop_snapshots()
+        self.prompt.release(self._context)
+
+
+def _own(snapshot: LinearSnapshot) -> LinearSnapshot:
+    """A copy: what a sweep keeps may be a view of all that ran in it, which must not live as long as the snapshot."""
+    return LinearSnapshot(snapshot.state.clone(), snapshot.tail.clone())
+
+
+class CombineSweep:
+    """Reserved prompts side by side on one way through the layers, which reads the weights once for all of them."""
+
+    def __init__(self, context: EngineContext, passes: Sequence[CombinePass]) -> None:
+        self._context = context
+        self._passes = passes
+
+    def run(self) -> Generator[None, None, torch.Tensor]:
+        """Yields after every layer; returns the prompts' last logits `[B, vocabulary]`.
+
+        It begins from the reservations alone, so that prompts of a sweep that failed may run again.
+        """
+        context = self._context
+        for one in self._passes:
+            one.load_slot()
+        batch = self._batch()
+        hidden = context.model.embed(context.integers(self._token_ids()))
+        for layer in context.model.layers:
+            hidden = layer.run(hidden, lambda mixer, normed: mixer.combine(normed, batch))
+            yield
+        logits = context.model.logits(hidden[context.integers([end - 1 for end in batch.queries.cu_queries[1:]])])
+        self._keep(batch)
+        return logits
+
+    def _token_ids(self) -> list[int]:
+        return [token for one in self._passes for run in one.layout.runs for token in run.token_ids]
+
+    def _batch(self) -> CombineBatch:
+        context, layouts = self._context, [one.layout for one in self._passes]
+        placed = [(run, one.plan.parts[run.part]) for one in self._passes for run in one.layout.runs]
+        cu_runs = (0, *accumulate(len(run.token_ids) for run, _ in placed))
+        cu_parts = (0, *accumulate(len(layout.runs) for layout in layouts))
+        positions = [position for layout in layouts for position in layout.positions]
+        return CombineBatch(
+            walk=PartWalk(cu_runs, cu_parts),
+            queries=PagedQueries(
+                context.integers(positions),
+                [cu_runs[part] for part in cu_parts],
+                [layout.table for layout in layouts],
+                on_host=positions,
+            ),
+            write_slots=context.integers([slot for layout in layouts for slot in layout.write_slots]),
+            slots=context.integers([one.prompt.slot for one in self._passes]),
+            planes=[None if part.state is None else part.state.planes for _, part in placed],
+            body_positions=[run.first + len(run.token_ids) for run, _ in placed],
+            keep_after=frozenset(index for index, (_, part) in enumerate(placed) if part.keep),
+        )
+
+    def _keep(self, batch: CombineBatch) -> None:
+        for request, one in enumerate(self._passes):
+            runs = batch.walk.parts_of(request)
+            one.keep({run - runs.start: batch.kept.get(run, []) for run in runs if run in batch.keep_after})

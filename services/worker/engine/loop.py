@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,15 +10,14 @@ import torch
 from services.worker.engine.admission import ResolvedPrompt, check_size, resolve, resolve_live
 from services.worker.engine.capture_queue import CaptureQueue
 from services.worker.engine.combine import CombinePass
+from services.worker.engine.combine_queue import AdmittedPrompt, CombineQueue
 from services.worker.engine.context import EngineContext
 from services.worker.engine.decode import RunningRequest, choose_decoder, decode_step
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import (
     CaptureJob,
-    EngineError,
     EngineFullError,
-    FailedEvent,
     GenerateRequest,
     PrefilledEvent,
     StoredSnapshot,
@@ -34,15 +33,6 @@ class _Waiting:
     since: float = field(default_factory=time.monotonic)
 
 
-@dataclass(slots=True)
-class _Combining:
-    waiting: _Waiting
-    resolved: ResolvedPrompt
-    combine: CombinePass
-    steps: Generator[None, None, torch.Tensor]
-    admitted_at: float = field(default_factory=time.monotonic)
-
-
 class Engine:
     """Schedules captures, combines and decoding on one model.
 
@@ -54,7 +44,7 @@ class Engine:
         self.context = context
         self.limits = limits
         self._waiting: deque[_Waiting] = deque()
-        self._combining: deque[_Combining] = deque()
+        self._combines = CombineQueue(context, limits.sweep_tokens, self._start_decoding)
         self._running: list[RunningRequest] = []
         with torch.inference_mode():
             self._captures = CaptureQueue(context, limits.capture_tokens)
@@ -68,7 +58,7 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Requests that combine or decode."""
-        return len(self._combining) + len(self._running)
+        return len(self._combines.prompts) + len(self._running)
 
     @property
     def num_decoding(self) -> int:
@@ -78,7 +68,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Nothing is left to do."""
-        return not (self._waiting or self._combining or self._running or self._captures.has_work)
+        return not (self._waiting or self._running or self._combines.has_work or self._captures.has_work)
 
     def submit(self, request: GenerateRequest) -> None:
         """Put a request in the line.
@@ -98,11 +88,12 @@ class Engine:
         self._captures.submit(job)
 
     def cancel(self, request_id: str) -> None:
-        """Stop whatever runs under an id and free it at once; no event follows. Unknown ids are ignored."""
+        """Stop whatever runs under an id; no event follows. Unknown ids are ignored.
+
+        It is freed at once, unless others share its pass: then with the end of the pass.
+        """
         self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id != request_id)
-        for combining in [one for one in self._combining if one.waiting.request.request_id == request_id]:
-            self._combining.remove(combining)
-            combining.combine.prompt.release(self.context)
+        self._combines.cancel(request_id)
         for running in self._running:
             if running.request.request_id == request_id:
                 running.finished = True
@@ -124,7 +115,7 @@ class Engine:
         Raises:
             AssertionError: they do not.
         """
-        prompts = [one.prompt for one in self._running] + [one.combine.prompt for one in self._combining]
+        prompts = [*(one.prompt for one in self._running), *self._combines.prompts]
         holdings = [pages for prompt in prompts for pages in (prompt.owned, prompt.shared)]
         holdings += [state.pages for state in self.context.store]
         holdings += self._captures.held_pages()
@@ -148,7 +139,8 @@ class Engine:
                 combine = self._reserve(resolved, ())
             if combine is None:
                 return
-            self._combining.append(_Combining(self._waiting.popleft(), resolved, combine, combine.run()))
+            waiting = self._waiting.popleft()
+            self._combines.add(AdmittedPrompt(waiting.request, waiting.since, resolved, combine))
 
     def _reserve(self, resolved: ResolvedPrompt, protected: Collection[bytes]) -> CombinePass | None:
         """A pass with everything that it needs; None while that is not to be had."""
@@ -163,44 +155,30 @@ class Engine:
     def _advance(self) -> None:
         """Layers of passes until the budget of tokens times layers is spent; without decoding nothing waits for it."""
         budget = self.limits.layer_tokens
-        while budget > 0 and (self._combining or self._captures.has_work):
-            if self._combining:
-                budget -= self._advance_combine(self._combining[0])
-            else:
-                budget -= self._captures.advance()
+        while budget > 0 and (self._combines.has_work or self._captures.has_work):
+            budget -= self._combines.advance() if self._combines.has_work else self._captures.advance()
 
-    def _advance_combine(self, combining: _Combining) -> int:
-        try:
-            next(combining.steps)
-        except StopIteration as finished:
-            self._combining.popleft()
-            self._start_decoding(combining, finished.value)
-        except Exception as error:
-            self._combining.popleft()
-            combining.combine.prompt.release(self.context)
-            combining.waiting.request.sink(FailedEvent(EngineError(f"combine failed: {error}")))
-        return combining.resolved.plan.num_live
-
-    def _start_decoding(self, combining: _Combining, logits: torch.Tensor) -> None:
-        request = combining.waiting.request
-        running = RunningRequest(request, combining.combine.prompt, Sampler(request.sampling))
-        request.sink(
-            PrefilledEvent(
-                parts=combining.resolved.served,
-                queue_seconds=combining.admitted_at - combining.waiting.since,
-                combine_seconds=time.monotonic() - combining.admitted_at,
-                snapshots=self._store_snapshots(combining),
+    def _start_decoding(self, prompts: Sequence[AdmittedPrompt], logits: torch.Tensor) -> None:
+        for prompt, own, likeliest in zip(prompts, logits, find_likeliest(logits), strict=True):
+            request = prompt.request
+            running = RunningRequest(request, prompt.combine.prompt, Sampler(request.sampling))
+            request.sink(
+                PrefilledEvent(
+                    parts=prompt.resolved.served,
+                    queue_seconds=prompt.admitted_at - prompt.since,
+                    combine_seconds=time.monotonic() - prompt.admitted_at,
+                    snapshots=self._store_snapshots(prompt),
+                )
             )
-        )
-        running.accept(logits, find_likeliest(logits[None])[0])
-        self._running.append(running)
+            running.accept(own, likeliest)
+            self._running.append(running)
         self._retire()
 
-    def _store_snapshots(self, combining: _Combining) -> tuple[StoredSnapshot, ...]:
+    def _store_snapshots(self, prompt: AdmittedPrompt) -> tuple[StoredSnapshot, ...]:
         stored = []
         store = self.context.store
-        for order in combining.waiting.request.snapshots:
-            state = combining.combine.snapshots.pop(order.after_part - 1 - combining.resolved.first_part, None)
+        for order in prompt.request.snapshots:
+            state = prompt.combine.snapshots.pop(order.after_part - 1 - prompt.resolved.first_part, None)
             if state is None:
                 continue
             try:
@@ -209,8 +187,7 @@ class Engine:
                 self.context.pages.release(state.pages)
             else:
                 stored.append(StoredSnapshot(order.key, store.size_bytes(state)))
-        for state in combining.combine.snapshots.values():
-            self.context.pages.release(state.pages)
+        prompt.combine.drop_snapshots()
         return tuple(stored)
 
     def _retire(self) -> None:

@@ -25,10 +25,15 @@ class EngineMachine(RuleBasedStateMachine):
     directory: Path
     device: torch.device
 
-    @initialize(prime_tokens=st.sampled_from([0, 5]), layer_tokens=st.sampled_from([1, 200]))
-    def start(self, prime_tokens: int, layer_tokens: int) -> None:
+    @initialize(
+        prime_tokens=st.sampled_from([0, 5]),
+        layer_tokens=st.sampled_from([1, 200]),
+        sweep_tokens=st.sampled_from([1, 40, 2048]),
+    )
+    def start(self, prime_tokens: int, layer_tokens: int, sweep_tokens: int) -> None:
         context = create_context(self.directory, self.device, create_profile(prime_tokens), num_pages=24, num_slots=3)
-        self.rig = EngineRig(context, EngineLimits(300, 4, 3, layer_tokens, capture_tokens=80))
+        limits = EngineLimits(300, 4, 3, layer_tokens, capture_tokens=80, sweep_tokens=sweep_tokens)
+        self.rig = EngineRig(context, limits)
         self.heard: dict[str, Heard] = {}
         self.captures: dict[str, tuple[int, list[CaptureEvent]]] = {}
         self.silenced: dict[str, int] = {}

@@ -1,0 +1,147 @@
+"""Requests that share a sweep over the layers: who is taken, what each hears, and what cancellation and failure leave."""
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.engine.combine_queue import count_joined
+from services.worker.engine.limits import EngineLimits
+from services.worker.engine.requests import CaptureSegment, FailedEvent, PromptPart, SnapshotOrder
+from tests.exactness.rig import draw_ids
+from tests.unit.worker.conftest import EngineFactory
+from tests.unit.worker.engine_rig import EngineRig, Heard, live, segment
+
+SLOW = EngineLimits(1024, layer_tokens=1)
+ONE_BY_ONE = EngineLimits(1024, layer_tokens=1, sweep_tokens=1)
+IDS = draw_ids(60, 1)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 120))
+def test_a_sweep_takes_from_the_head_what_fits(live_tokens: list[int], limit: int) -> None:
+    fitting = [count for count, total in enumerate(accumulate(live_tokens), 1) if total <= limit]
+    assert count_joined(live_tokens, limit) == max(fitting, default=1)
+
+
+def _prefill_steps(rig: EngineRig, heard: list[Heard]) -> list[int]:
+    """The step in which each request had its first token."""
+    steps = [0] * len(heard)
+    for step in range(1, 200):
+        rig.step()
+        steps = [found or (step if one.tokens else 0) for found, one in zip(steps, heard, strict=True)]
+        if all(steps):
+            return steps
+    raise AssertionError("a request has no first token")
+
+
+def test_waiting_requests_share_a_sweep(make_engine: EngineFactory) -> None:
+    rig = make_engine(SLOW)
+    steps = _prefill_steps(rig, [rig.submit(f"r{seed}", live(10 * seed + 1, seed)) for seed in range(3)])
+    assert len(set(steps)) == 1
+
+
+def test_a_limit_of_one_token_combines_one_by_one(make_engine: EngineFactory) -> None:
+    rig = make_engine(ONE_BY_ONE)
+    steps = _prefill_steps(rig, [rig.submit(f"r{seed}", live(10, seed)) for seed in range(3)])
+    assert steps == sorted(set(steps))
+
+
+def test_a_sweep_is_first_come_first_served(make_engine: EngineFactory) -> None:
+    """The third would fit beside the first, but not ahead of the second; what comes later waits for the next sweep."""
+    rig = make_engine(EngineLimits(1024, layer_tokens=1, sweep_tokens=40))
+    heard = [rig.submit(name, live(length, length)) for name, length in (("a", 30), ("b", 20), ("c", 10))]
+    rig.step()
+    heard.append(rig.submit("d", live(5, 5)))
+    first, *rest = _prefill_steps(rig, heard)
+    assert first < rest[0]
+    assert len(set(rest)) == 1
+
+
+def _tokens_alone(make_engine: EngineFactory, count: int) -> list[list[int]]:
+    rig = make_engine(ONE_BY_ONE)
+    rig.capture(CaptureSegment(b"one", IDS))
+    heard = [_submit(rig, index) for index in range(count)]
+    rig.run()
+    return [one.tokens for one in heard]
+
+
+def _submit(rig: EngineRig, index: int) -> Heard:
+    """A hit, own tokens, and a snapshot behind them."""
+    parts = (segment(b"one", IDS), live(10 + 7 * index, index), live(3, 50 + index))
+    return rig.submit(f"r{index}", *parts, max_tokens=12, snapshots=(SnapshotOrder(bytes([index]), 2),))
+
+
+def test_joined_requests_hear_what_each_would_alone(make_engine: EngineFactory) -> None:
+    rig = make_engine(SLOW)
+    rig.capture(CaptureSegment(b"one", IDS))
+    heard = [_submit(rig, index) for index in range(3)]
+    rig.run()
+    assert [one.tokens for one in heard] == _tokens_alone(make_engine, 3)
+    for index, one in enumerate(heard):
+        assert [snapshot.key for snapshot in one.prefilled.snapshots] == [bytes([index])]
+        assert one.prefilled.combine_seconds > 0.0
+    rig.drop_all([b"one", *(bytes([index]) for index in range(3))])
+    rig.assert_nothing_held()
+
+
+@pytest.mark.parametrize("steps", range(1, 7))
+def test_one_cancelled_in_a_shared_sweep(steps: int, make_engine: EngineFactory) -> None:
+    """Its neighbours go on; its pages stay taken while the sweep still writes into them, and no snapshot of it is stored."""
+    rig = make_engine(SLOW)
+    rig.capture(CaptureSegment(b"one", IDS))
+    heard = [_submit(rig, index) for index in range(3)]
+    for _ in range(steps):
+        rig.step()
+    free, combining = rig.context.pages.num_free, not heard[0].events
+    rig.engine.cancel("r1")
+    told = len(heard[1].events)
+    if combining:
+        assert rig.context.pages.num_free == free
+        assert rig.engine.num_running == 3
+    rig.run()
+    expected = _tokens_alone(make_engine, 3)
+    assert [heard[0].tokens, heard[2].tokens] == [expected[0], expected[2]]
+    assert len(heard[1].events) == told
+    assert (bytes([1]) in rig.context.store) != combining
+    rig.drop_all([b"one", *(bytes([index]) for index in range(3))])
+    rig.assert_nothing_held()
+
+
+def test_a_sweep_that_nobody_wants_is_dropped_at_once(make_engine: EngineFactory) -> None:
+    rig = make_engine(SLOW)
+    heard = [rig.submit(name, live(20, 1)) for name in "ab"]
+    rig.step()
+    for name in "ab":
+        rig.engine.cancel(name)
+    rig.assert_nothing_held()
+    assert rig.engine.is_idle
+    assert [one.events for one in heard] == [[], []]
+
+
+def test_a_bad_prompt_fails_alone(make_engine: EngineFactory) -> None:
+    """A token that the model does not have: its neighbours run again, each alone, and what came later goes on as ever."""
+    rig = make_engine(SLOW)
+    rig.capture(CaptureSegment(b"one", IDS))
+    heard = [_submit(rig, index) for index in range(2)]
+    bad = rig.submit("bad", live(9, 1), PromptPart((1 << 20,)))
+    rig.step()
+    heard.append(_submit(rig, 2))
+    rig.run()
+    (event,) = bad.events
+    assert isinstance(event, FailedEvent)
+    assert "combine failed" in str(event.error)
+    assert [one.tokens for one in heard] == _tokens_alone(make_engine, 3)
+    rig.drop_all([b"one", *(bytes([index]) for index in range(3))])
+    rig.assert_nothing_held()
+
+
+def test_one_cancelled_before_its_retry_is_freed_at_once(make_engine: EngineFactory) -> None:
+    rig = make_engine(SLOW)
+    bad, other = rig.submit("bad", PromptPart((1 << 20,))), rig.submit("other", live(20, 1))
+    rig.step()
+    rig.engine.cancel("other")
+    rig.run()
+    assert isinstance(bad.events[-1], FailedEvent)
+    assert other.events == []
+    rig.assert_nothing_held()
