@@ -12,8 +12,9 @@ from services.worker.errors import WorkerError
 
 __all__ = ["LAYOUT_VERSION", "Profile", "ProfileError", "load_profile"]
 
-# Grows whenever the same tokens would leave other bytes: planes, their encoding, the order of rounding.
-LAYOUT_VERSION = 2
+# Grows whenever the same tokens would leave other bytes on some device: planes, their encoding, the order of rounding and
+# so the chunks of capture. Devices round differently under one version: each state is written once, by one of them.
+LAYOUT_VERSION = 3
 
 
 class ProfileError(WorkerError):

@@ -52,8 +52,16 @@ class WorkerSettings(ServiceSettings):
     max_running: int = Field(default=16, ge=1, le=4096, description="requests that combine or decode at once")
     max_waiting: int = Field(default=64, ge=0, le=65536, description="requests that wait for room before 429")
     layer_tokens: int = Field(default=1024, ge=1, description="tokens times layers of prefill between two decode steps")
-    capture_tokens: int = Field(
-        default=1024, ge=1, description="segments are packed into one capture up to this many tokens"
+    capture_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="segments are packed into one capture up to this many tokens; default: 1024 on a CPU, 4096 on a GPU",
+    )
+    sweep_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="waiting prompts are combined together up to this many live tokens; default: one by one on a CPU,"
+        " 2048 on a GPU",
     )
     min_body: int = Field(default=16, ge=1, description="segments with a shorter body are computed live")
     context_length: int | None = Field(

@@ -3,7 +3,7 @@
 import torch
 
 from services.worker.adapters.served_model import ServedModel
-from services.worker.engine.context import CaptureProfile, EngineContext
+from services.worker.engine.context import CaptureProfile, EngineContext, capture_chunk
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
 from services.worker.engine.pages import NoRoomError
@@ -38,18 +38,24 @@ def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
         torch.device(settings.device), dtype, num_pages, settings.page_tokens, num_slots=settings.max_running
     )
     model = load_checkpoint(settings.checkpoint, memory)
-    profile = CaptureProfile(served.profile.seam, served.prime_ids)
-    limits = EngineLimits(
-        context_length=served.context_length,
-        max_waiting=settings.max_waiting,
-        max_running=settings.max_running,
-        layer_tokens=settings.layer_tokens,
-        capture_tokens=settings.capture_tokens,
-    )
+    profile = CaptureProfile(served.profile.seam, served.prime_ids, capture_chunk(memory.device))
     try:
-        return Engine(EngineContext.create(model, memory, profile, settings.state_bytes), limits)
+        return Engine(EngineContext.create(model, memory, profile, settings.state_bytes), _limits(settings, served))
     except NoRoomError as error:
         raise CheckpointError(
             f"HYPIC_WORKER_PAGE_BYTES of {settings.page_bytes} does not hold the profile's prime of"
             f" {len(served.prime_ids)} tokens ({error}); raise it"
         ) from error
+
+
+def _limits(settings: WorkerSettings, served: ServedModel) -> EngineLimits:
+    """A GPU reads all weights for every pass, up to about 2,048 tokens at one price; a CPU pays for tokens alone."""
+    capture_tokens, sweep_tokens = (1024, 1) if settings.device == "cpu" else (4096, 2048)
+    return EngineLimits(
+        context_length=served.context_length,
+        max_waiting=settings.max_waiting,
+        max_running=settings.max_running,
+        layer_tokens=settings.layer_tokens,
+        capture_tokens=settings.capture_tokens or capture_tokens,
+        sweep_tokens=settings.sweep_tokens or sweep_tokens,
+    )

@@ -10,7 +10,17 @@ from services.worker.engine.states import StateStore
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.decoder import Model
 
-__all__ = ["CaptureProfile", "EngineContext"]
+__all__ = ["CaptureProfile", "EngineContext", "capture_chunk"]
+
+_CPU_CHUNK_TOKENS, _GPU_CHUNK_TOKENS = 512, 4096
+
+
+def capture_chunk(device: torch.device) -> int:
+    """Tokens of a capture chunk: every chunk reads all weights once, which a GPU pays for dearly and a CPU hardly notices.
+
+    It depends on nothing but the device, since another chunk rounds differently.
+    """
+    return _CPU_CHUNK_TOKENS if device.type == "cpu" else _GPU_CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +28,12 @@ class CaptureProfile:
     """What changes the bytes of a segment state, as far as the engine is concerned.
 
     seam_window: how many tokens are recomputed at every use; prime_ids: tokens run ahead of a segment at capture;
-    chunk_tokens: the fixed chunks in which segments are captured from their own start.
+    chunk_tokens: the fixed chunks in which segments are captured from their own start; `capture_chunk` has a device's.
     """
 
     seam_window: SeamWindow
     prime_ids: tuple[int, ...]
-    chunk_tokens: int = 512
+    chunk_tokens: int = _CPU_CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

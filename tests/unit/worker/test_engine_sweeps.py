@@ -3,9 +3,11 @@
 from itertools import accumulate
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.worker.engine.capture import CapturePass
 from services.worker.engine.combine_queue import count_joined
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import CaptureSegment, FailedEvent, PromptPart, SnapshotOrder
@@ -145,3 +147,11 @@ def test_one_cancelled_before_its_retry_is_freed_at_once(make_engine: EngineFact
     assert isinstance(bad.events[-1], FailedEvent)
     assert other.events == []
     rig.assert_nothing_held()
+
+
+@pytest.mark.parametrize(("lengths", "chunks"), [((32,), 1), ((33,), 2), ((32, 20, 31), 1), ((40, 70, 9), 3)])
+@torch.inference_mode()
+def test_a_capture_sweeps_the_layers_once_a_chunk(lengths: tuple[int, ...], chunks: int, rig: EngineRig) -> None:
+    """However many segments are packed."""
+    capture = CapturePass(rig.context, [draw_ids(length, length) for length in lengths], None)
+    assert sum(1 for _ in capture.run()) == chunks * len(rig.context.model.layers)
