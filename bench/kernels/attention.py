@@ -60,8 +60,8 @@ def _case(
     flat = [place for own in positions for place in own]
     each = len(positions[0])
     asked = PagedQueries(
-        torch.tensor(flat, device=device), range(0, (len(positions) + 1) * each, each), tables
-    )  # fmt: skip
+        torch.tensor(flat, device=device), range(0, (len(positions) + 1) * each, each), tables, on_host=flat
+    )
     num_pages = 1 + max(row.page for table in tables for row in table.rows)
     pool = (num_pages, setting.page_size, heads.keys, heads.channels)
     keys, values = draw(*pool, device=device, dtype=dtype), draw(*pool, device=device, dtype=dtype).roll(1, 0)

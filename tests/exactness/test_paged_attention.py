@@ -86,7 +86,10 @@ def attend_scenes(
     result: torch.Tensor = form.attend(
         torch.cat(queries).float().to(device),
         PagedQueries(
-            torch.cat([scene.live for scene in scenes]).to(device), cu_queries, [scene.table for scene in scenes]
+            torch.cat([scene.live for scene in scenes]).to(device),
+            cu_queries,
+            [scene.table for scene in scenes],
+            on_host=[place for scene in scenes for place in scene.live.tolist()],
         ),
         (scenes[0].keys.to(device), scenes[0].values.to(device)),
         AttentionShape(heads.head_dim**-0.5, rotary),

@@ -1,9 +1,14 @@
 """The attention kernel against dense fp64 attention, with long tables split over several programs and without."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from services.worker.ops.paged_attention import AttentionShape, PagedQueries, naive, work
+from services.worker.ops.paged_attention import AttentionShape, PagedQueries, PageTable, naive, work
 from services.worker.ops.paged_attention import triton as kernels
 from services.worker.ops.rotary import Rotary
 from tests.exactness import test_paged_attention as rig
@@ -83,12 +88,157 @@ def test_a_fixed_launch_takes_over_longer_tables(monkeypatch: pytest.MonkeyPatch
     fixed = PagedQueries(asked[0].positions.clone(), (0, 1), [scenes[0].table])
     (launch,) = kernels.fix_launches(asked[0], fixed)
     prepared = dict(fixed.prepared)
-    for index in (0, 1):
+    for index in (0, 1, 0, 1):
         assert launch.refresh(asked[index])
-        again = PagedQueries(asked[index].positions, (0, 1), (), dict(prepared))
+        again = PagedQueries(asked[index].positions, (0, 1), (), prepared=dict(prepared))
         actual = kernels.attend(queries[index], again, pools[index], shape)
         expected = naive.attend(queries[index], asked[index], pools[index], shape)
         assert_close(actual, expected, TOLERANCE)
     assert not launch.refresh(asked[2])
-    kept = PagedQueries(asked[1].positions, (0, 1), (), dict(prepared))
+    kept = PagedQueries(asked[1].positions, (0, 1), (), prepared=dict(prepared))
     assert_close(kernels.attend(queries[1], kept, pools[1], shape), expected, TOLERANCE)
+
+
+def _programs(asked: PagedQueries, tiles: work.Tiles) -> list[list[int]]:
+    """The fields of every program."""
+    fields: list[list[int]] = work.Work.cut(asked, tiles).columns[0].reshape(-1, work.BLOCK_FIELDS).tolist()
+    return fields
+
+
+def _seen_rows(cut: work.Work, program: list[int], farthest: int) -> list[tuple[int, int, int]]:
+    """Base, page and first position of every row that a program goes through."""
+    _, bases, cu_rows, pages, firsts, _, _ = cut.columns
+    return [
+        (int(bases[group]), int(pages[row]), int(firsts[row]))
+        for group in range(*program[2:4])
+        for row in range(max(cu_rows[group], program[4]), min(cu_rows[group + 1], program[5]))
+        if firsts[row] <= farthest
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts=st.lists(
+        st.lists(st.tuples(st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=4), min_size=1, max_size=4
+    ),
+    tokens=st.integers(1, 9),
+    split_pages=st.integers(1, 7),
+)
+def test_programs_see_every_visible_page_once(
+    prompts: list[list[tuple[int, int]]], tokens: int, split_pages: int
+) -> None:
+    """Every block's programs together: what is visible and nothing else, in even splits, the longest program first."""
+    scenes = [draw_scene(parts, PLAIN, seed) for seed, parts in enumerate(prompts)]
+    cu_queries = [0, *np.cumsum([len(scene.live) for scene in scenes]).tolist()]
+    places = torch.cat([scene.live for scene in scenes])
+    asked = PagedQueries(places, cu_queries, [scene.table for scene in scenes])
+    cut = work.Work.cut(asked, work.Tiles(16, tokens, split_pages))
+    seen: dict[tuple[int, int], list[list[tuple[int, int, int]]]] = {}
+    lengths = []
+    for program in _programs(asked, work.Tiles(16, tokens, split_pages)):
+        rows = _seen_rows(cut, program, int(places[program[1] - 1]))
+        lengths.append(len(rows))
+        seen.setdefault((program[0], program[1]), []).append(rows)
+    assert lengths == sorted(lengths, reverse=True)
+    for request, scene in enumerate(scenes):
+        for begin in range(cu_queries[request], cu_queries[request + 1], tokens):
+            end = min(begin + tokens, cu_queries[request + 1])
+            splits = seen.pop((begin, end))
+            visible = [(row.base, row.page, row.first) for row in scene.table.rows if row.first <= places[end - 1]]
+            assert sorted(row for rows in splits for row in rows) == sorted(visible)
+            assert len(splits) == -(-len(visible) // split_pages)
+            assert max(map(len, splits)) - min(map(len, splits)) <= 1
+    assert not seen
+
+
+def test_whole_blocks_have_no_partial_rows() -> None:
+    """Of two blocks, the first sees one page and the second five: two splits of up to three."""
+    scene = draw_scene([(4, 60), (4, 0)], PLAIN, 3)
+    asked = PagedQueries(scene.live, (0, 8), [scene.table])
+    cut = work.Work.cut(asked, work.Tiles(16, 4, 3))
+    assert cut.columns[-1][:9].tolist() == [0, 0, 0, 0, 0, 2, 4, 6, 8]
+    assert cut.num_partial == 8
+    assert [(program[0], *program[6:]) for program in _programs(asked, work.Tiles(16, 4, 3))] == [
+        (4, 0, 2),
+        (4, 1, 2),
+        (0, 0, 1),
+    ]
+
+
+def test_splits_fill_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortest splits that make no more programs than wanted; blocks that are more by themselves are left whole."""
+    monkeypatch.setattr(work, "MIN_SPLIT_KEYS", 16)
+    scene = draw_scene([(8, 500), (8, 300), (8, 0)], PLAIN, 4)
+    asked = PagedQueries(scene.live, (0, 24), [scene.table])
+    queries, keys = torch.empty(24, 3, 8), torch.empty(1, 16, 3, 8)
+    for wanted in (12, 30, 60, 10**6):
+        monkeypatch.setattr(work, "PROGRAMS", wanted)
+        tiles = work.Tiles.of(asked, queries, keys)
+        assert 3 * len(_programs(asked, tiles)) <= wanted
+        if tiles.split_pages > 1:
+            shorter = replace(tiles, split_pages=tiles.split_pages - 1)
+            assert 3 * len(_programs(asked, shorter)) > wanted
+    monkeypatch.setattr(work, "PROGRAMS", 1)
+    assert work.Work.cut(asked, work.Tiles.of(asked, queries, keys)).num_partial == 0
+
+
+def test_a_query_that_sees_no_key_is_refused() -> None:
+    scene = draw_scene([(4, 0)], PLAIN, 3)
+    asked = PagedQueries(torch.tensor([-1]), (0, 1), [scene.table])
+    with pytest.raises(ValueError, match="sees no key"):
+        work.Work.cut(asked, work.Tiles(16, 1, 1))
+
+
+@pytest.mark.parametrize("split_pages", [1, 2, 50])
+def test_requests_of_uneven_length(split_pages: int, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """One query, a long prompt and a short one in one launch, some blocks split and others whole."""
+    monkeypatch.setattr(work, "_split_pages", lambda *_: split_pages)
+    whole = draw_scene([(20, 90), (9, 40), (3, 0)], HEADS, 21)
+    ends = (1, 20, 32)
+    scenes = [replace(whole, live=whole.live[:end]) for end in ends]
+    lengths = [int(scene.live[-1]) + 1 for scene in scenes]
+    for index, length in enumerate(lengths):
+        table = PageTable(rig.PAGE_SIZE)
+        table.extend(row for row in whole.table.rows if row.first < length)
+        scenes[index] = replace(
+            scenes[index], table=table, true_keys=whole.true_keys[:length], true_values=whole.true_values[:length]
+        )
+    queries = [draw_queries(scene, HEADS, 22) for scene in scenes]
+    actual = attend_scenes(kernels, scenes, queries, HEADS, device)
+    expected = torch.cat([dense(scene, own, HEADS) for scene, own in zip(scenes, queries, strict=True)])
+    assert_close(actual, expected, TOLERANCE)
+    assert_far(actual.roll(1, 0), expected, TOLERANCE)
+
+
+def test_a_fixed_launch_follows_a_request_from_page_to_page(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Token by token over two edges of pages, as a recorded step is replayed, with splits that move with the length."""
+    monkeypatch.setattr(work, "MIN_SPLIT_KEYS", 32)
+    shape = AttentionShape(HEADS.head_dim**-0.5, Rotary.create(rig.THETA, HEADS.rotary_dim, device))
+    scene = draw_scene([(2, 50), (40, 0)], HEADS, 23)
+    queries = draw_queries(scene, HEADS, 24).float().to(device)
+    pools = (scene.keys.to(device), scene.values.to(device))
+    table, rows = PageTable(rig.PAGE_SIZE), list(scene.table.rows)
+    table.extend([*rows[:-3], replace(rows[-3], count=1)])
+    launch: kernels.FixedLaunch | None = None
+    prepared: dict[str, object] = {}
+    for index, place in enumerate(scene.live.tolist()[2:], start=2):
+        if place == rows[len(table.rows) - 1].first + rig.PAGE_SIZE:
+            table.extend([replace(rows[len(table.rows)], count=1)])
+        elif index > 2:
+            table.grow_last()
+        if index > 2 and table.rows[-1].count % rig.PAGE_SIZE > 1:
+            continue
+        asked = PagedQueries(torch.tensor([place], device=device), (0, 1), [table], on_host=[place])
+        query = queries[index : index + 1]
+        expected = naive.attend(query, asked, pools, shape)
+        if launch is None:
+            assert_close(kernels.attend(query, asked, pools, shape), expected, TOLERANCE)
+            fixed = PagedQueries(asked.positions, (0, 1), [table], on_host=[place])
+            (launch,) = kernels.fix_launches(asked, fixed)
+            prepared = {key: made for key, made in fixed.prepared.items() if made is launch.launch}
+        assert launch.refresh(asked)
+        again = PagedQueries(asked.positions, (0, 1), (), prepared=dict(prepared))
+        assert_close(kernels.attend(query, again, pools, shape), expected, TOLERANCE)
+    assert len(table.rows) == len(rows)

@@ -161,7 +161,9 @@ class CapturePass:
         return CaptureBatch(
             walk=PartWalk(tuple(cu_runs), tuple(range(len(tile) + 1))),
             seam_tokens=tuple(seams),
-            queries=PagedQueries(self._context.integers(positions), cu_runs, [segment.table for segment in tile]),
+            queries=PagedQueries(
+                self._context.integers(positions), cu_runs, [segment.table for segment in tile], on_host=positions
+            ),
             base=self._start,
             write_slots=self._context.integers(write_slots),
             carries=[segment.carries for segment in tile],

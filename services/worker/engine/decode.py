@@ -85,7 +85,10 @@ def decode_step(context: EngineContext, decoder: Decoder, running: list[RunningR
     write_slots = [request.prompt.append_slot() for request in running]
     batch = DecodeBatch(
         queries=PagedQueries(
-            context.integers(positions), range(len(running) + 1), [request.prompt.table for request in running]
+            context.integers(positions),
+            range(len(running) + 1),
+            [request.prompt.table for request in running],
+            on_host=positions,
         ),
         write_slots=context.integers(write_slots),
         slots=context.integers([request.prompt.slot for request in running]),

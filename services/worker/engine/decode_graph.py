@@ -58,7 +58,7 @@ class DecodeGraphs:
 
     def _record(self, token_ids: torch.Tensor, batch: DecodeBatch) -> _Recorded:
         asked = batch.queries
-        queries = PagedQueries(asked.positions.clone(), asked.cu_queries, asked.tables)
+        queries = PagedQueries(asked.positions.clone(), asked.cu_queries, asked.tables, asked.on_host)
         launches = fix_launches(asked, queries)
         own_ids, own = token_ids.clone(), DecodeBatch(queries, batch.write_slots.clone(), batch.slots.clone())
         graph = torch.cuda.CUDAGraph()

@@ -69,7 +69,7 @@ def _until(firsts, begin, end, farthest):
 @triton.jit
 def _attend_kernel(
     q, keys, values, positions, query_cos, query_sin, base_cos, base_sin,
-    blocks, group_first, group_rows, row_page, row_first, row_count,
+    blocks, group_rows, row_page, row_first, row_count, cu_partial,
     partial, maxima, totals, outputs, scale,
     Hq: tl.constexpr, Hkv: tl.constexpr, D: tl.constexpr, Dv: tl.constexpr,
     KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
@@ -77,7 +77,7 @@ def _attend_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     HALF: tl.constexpr, INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
-    """blocks rows: first query token, one past the last, first group, one past the last, place of its partial result, unused.
+    """One program of `blocks` (see `BLOCK_FIELDS`) and one key head. A block in one split writes its outputs at once.
 
     A step takes BN keys: part of a page, or several pages. The loop over keys has no branch, so that loads run ahead.
     """
@@ -92,13 +92,13 @@ def _attend_kernel(
     b_m = tl.full([BM], float("-inf"), dtype=tl.float32)
     b_l = tl.zeros([BM], dtype=tl.float32)
     b_o = tl.zeros([BM, BDV], dtype=tl.float32)
-    first_group = tl.load(blocks + FIELDS * i_b + 2)
-    for i_g in range(first_group, _until(group_first, first_group, tl.load(blocks + FIELDS * i_b + 3), farthest)):
+    first_row, last_row = tl.load(blocks + FIELDS * i_b + 4), tl.load(blocks + FIELDS * i_b + 5)
+    for i_g in range(tl.load(blocks + FIELDS * i_b + 2), tl.load(blocks + FIELDS * i_b + 3)):
         b_q = _turned(
             q, query_cos, query_sin, base_cos, base_sin, token, head, m_m, i_g, Hq, D, BD, HALF, INTERLEAVED
         )  # fmt: skip
-        begin = tl.load(group_rows + i_g)
-        stop = _until(row_first, begin, tl.load(group_rows + i_g + 1), farthest)
+        begin = tl.maximum(tl.load(group_rows + i_g), first_row)
+        stop = _until(row_first, begin, tl.minimum(tl.load(group_rows + i_g + 1), last_row), farthest)
         for i_n in range(begin * PAGE, stop * PAGE, BN):
             if BN <= PAGE:
                 i_r, o_p = i_n // PAGE, i_n % PAGE + o_n
@@ -128,31 +128,33 @@ def _attend_kernel(
             b_m = b_n
     m_o = m_m[:, None] & (o_v < Dv)[None, :]
     if SPLIT:
-        row = (tl.load(blocks + FIELDS * i_b + 4).to(tl.int64) + o_m // G) * Hq + head
-        tl.store(partial + row[:, None] * Dv + o_v[None, :], b_o, mask=m_o)
-        tl.store(maxima + row, b_m, mask=m_m)
-        tl.store(totals + row, b_l, mask=m_m)
-    else:
-        p_o = (token.to(tl.int64) * Hq + head)[:, None] * Dv + o_v[None, :]
-        b_l = tl.where(m_m, b_l, 1.0)
-        tl.store(outputs + p_o, (b_o / b_l[:, None]).to(outputs.dtype.element_ty), mask=m_o)
+        is_part = tl.load(blocks + FIELDS * i_b + 7) > 1
+        row = tl.load(cu_partial + token, mask=m_m, other=0) + tl.load(blocks + FIELDS * i_b + 6)
+        row = row.to(tl.int64) * Hq + head
+        tl.store(partial + row[:, None] * Dv + o_v[None, :], b_o, mask=m_o & is_part)
+        tl.store(maxima + row, b_m, mask=m_m & is_part)
+        tl.store(totals + row, b_l, mask=m_m & is_part)
+        m_o = m_o & (is_part == 0)
+    p_o = (token.to(tl.int64) * Hq + head)[:, None] * Dv + o_v[None, :]
+    b_l = tl.where(m_m & (b_l > 0.0), b_l, 1.0)
+    tl.store(outputs + p_o, (b_o / b_l[:, None]).to(outputs.dtype.element_ty), mask=m_o)
 
 
 @triton.jit
 def _join_kernel(
-    partial, maxima, totals, cu_places, places, outputs,
+    partial, maxima, totals, cu_partial, outputs,
     Hq: tl.constexpr, Dv: tl.constexpr, BS: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """One token, head and block of channels: the partial results of its splits, at rows `places[cu_places[token]…]`."""
+    """One token, head and block of channels: the partial results of its splits; nothing where its block is not split."""
     i_t, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_s, o_v = tl.arange(0, BS), tl.program_id(2) * BDV + tl.arange(0, BDV)
-    begin, end = tl.load(cu_places + i_t), tl.load(cu_places + i_t + 1)
+    begin, end = tl.load(cu_partial + i_t), tl.load(cu_partial + i_t + 1)
     b_m = float("-inf")
-    b_l = 0.0
+    b_l = tl.where(begin < end, 0.0, 1.0)
     b_o = tl.zeros([BDV], dtype=tl.float32)
     for i_s in range(begin, end, BS):
         m_s = i_s + o_s < end
-        row = tl.load(places + i_s + o_s, mask=m_s, other=0).to(tl.int64) * Hq + i_h
+        row = (i_s + o_s).to(tl.int64) * Hq + i_h
         own = tl.load(maxima + row, mask=m_s, other=float("-inf"))
         top = tl.maximum(b_m, tl.max(own, axis=0))
         shift = tl.where(top == float("-inf"), 0.0, top)
@@ -163,7 +165,7 @@ def _join_kernel(
         b_l = b_l * old + tl.sum(tl.load(totals + row, mask=m_s, other=0.0) * new, axis=0)
         b_m = top
     p_o = (i_t * Hq + i_h) * Dv + o_v
-    tl.store(outputs + p_o, (b_o / b_l).to(outputs.dtype.element_ty), mask=o_v < Dv)
+    tl.store(outputs + p_o, (b_o / b_l).to(outputs.dtype.element_ty), mask=(o_v < Dv) & (begin < end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +176,11 @@ class _Launch:
     num_partial: int
     blocks: torch.Tensor
     group_base: torch.Tensor
-    group_first: torch.Tensor
     group_rows: torch.Tensor
     row_page: torch.Tensor
     row_first: torch.Tensor
     row_count: torch.Tensor
-    cu_places: torch.Tensor
-    places: torch.Tensor
+    cu_partial: torch.Tensor
 
     @property
     def num_blocks(self) -> int:
@@ -209,19 +209,18 @@ class FixedLaunch:
     def __init__(self, asked: PagedQueries, tiles: Tiles) -> None:
         work = Work.cut(asked, tiles)
         self._tiles = tiles
-        self._is_split = work.num_partial > 0
         self._sizes = tuple(room_for(len(column)) for column in work.columns)
-        num_partial = room_for(work.num_partial) if self._is_split else 0
-        self._num_partial = num_partial
+        # Without partial results the recorded launch has no second kernel.
+        self._num_partial = room_for(work.num_partial) if work.num_partial else 0
         self._joined = torch.empty(sum(self._sizes), dtype=torch.int32, device=asked.positions.device)
-        self.launch = _Launch.over(tiles, num_partial, self._joined, self._sizes)
+        self.launch = _Launch.over(tiles, self._num_partial, self._joined, self._sizes)
         self._send(work)
 
     def refresh(self, asked: PagedQueries) -> bool:
         """Take over what the tables say now; False, with nothing changed, where there is no room for it."""
         work = Work.cut(asked, self._tiles)
         fits = all(len(column) <= size for column, size in zip(work.columns, self._sizes, strict=True))
-        if not fits or work.num_partial > self._num_partial or self._is_split != (work.num_partial > 0):
+        if not fits or work.num_partial > self._num_partial:
             return False
         self._send(work)
         return True
@@ -291,7 +290,7 @@ def attend(
     _attend_kernel[(launch.num_blocks, keys.shape[2])](
         queries.contiguous(), keys, values, asked.positions,
         turns.query_cos, turns.query_sin, turns.base_cos, turns.base_sin,
-        launch.blocks, launch.group_first, launch.group_rows, launch.row_page, launch.row_first, launch.row_count,
+        launch.blocks, launch.group_rows, launch.row_page, launch.row_first, launch.row_count, launch.cu_partial,
         partial, sums[0], sums[1], outputs, shape.scale * _LOG2_E,
         Hq=heads, Hkv=keys.shape[2], D=key_dim, Dv=value_dim, KEY_STRIDE=keys.stride(2), VALUE_STRIDE=values.stride(2),
         G=heads // keys.shape[2], PAGE=keys.shape[1], BM=launch.tiles.rows, BN=_step_keys(queries, key_dim),
@@ -301,10 +300,12 @@ def attend(
         num_warps=8 if launch.tiles.rows * block(key_dim) >= 128 * 128 else 4, num_stages=2,
     )  # fmt: skip
     if launch.num_partial:
-        width = min(64, block(value_dim))
+        # Few splits are read at once with all channels; many need programs to share the channels of one token.
+        splits = 16 if launch.num_partial <= 32 * tokens else 64
+        width = min(4096 // splits, block(value_dim))
         _join_kernel[(tokens, heads, triton.cdiv(value_dim, width))](
-            partial, sums[0], sums[1], launch.cu_places, launch.places, outputs,
-            Hq=heads, Dv=value_dim, BS=64, BDV=width, num_warps=4,
+            partial, sums[0], sums[1], launch.cu_partial, outputs,
+            Hq=heads, Dv=value_dim, BS=splits, BDV=width, num_warps=4,
         )  # fmt: skip
     return outputs
 

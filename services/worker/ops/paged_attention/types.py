@@ -109,11 +109,22 @@ class AttentionShape:
 class PagedQueries:
     """Which queries ask which pages: the same in every layer of a pass.
 
-    positions `[N]` true; cu_queries: offsets `[B + 1]` of every request's queries; tables: one a request.
+    positions `[N]` true; cu_queries: offsets `[B + 1]` of every request's queries; tables: one a request; on_host: the
+    positions once more, as numbers, where a pass has them.
     prepared: what a form works out from the rest, once for all layers.
     """
 
     positions: torch.Tensor
     cu_queries: Sequence[int]
     tables: Sequence[PageTable]
+    on_host: Sequence[int] | None = None
     prepared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def places(self) -> Sequence[int]:
+        """The positions as numbers; without `on_host` the host waits for the device, once a pass."""
+        if self.on_host is not None:
+            return self.on_host
+        if "places" not in self.prepared:
+            self.prepared["places"] = self.positions.tolist()
+        found: list[int] = self.prepared["places"]
+        return found

@@ -1,8 +1,11 @@
 """Cuts paged attention into programs, on the host: which queries meet which pages, in which split.
 
+A block of queries sees, of every base in its table, the pages up to the position of its last query. The pages that it sees
+are cut into splits of equal length, so that programs take about equally long; no program is made for what nobody sees.
 Everything is a column of int32; what concerns one table alone is worked out once for as many rows as it has.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,16 +18,19 @@ from services.worker.ops.paged_attention.types import PagedQueries, PageRow, Pag
 
 __all__ = ["BLOCK_FIELDS", "Tiles", "Work", "block", "room_for"]
 
-# Programs of one launch: four for each of the 132 multiprocessors of an H100 or H200, so that uneven ones even out.
+# Programs of one launch: four rounds over the 132 multiprocessors of an H100 or H200.
 PROGRAMS = 528
 # A split of fewer keys costs more to join than it saves.
 MIN_SPLIT_KEYS = 256
-# First query token of a block, one past the last, first group, one past the last, place of its partial result; 3 unused.
+# Of a program: first query token, one past the last; first group, one past the last; first row, one past the last; which
+# split of its block it is, and of how many.
 BLOCK_FIELDS = 8
 # Columns begin where 16 bytes do, so that a kernel meets pointers of one alignment only.
 _ALIGNED = 4
+# Positions stay below, so that a group and a position make one number.
+_GROUP_STRIDE = 1 << 32
 
-_Integers = NDArray[np.int32]
+_Integers = NDArray[np.int64]
 
 
 def block(channels: int) -> int:
@@ -39,7 +45,7 @@ def room_for(count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Query tokens of a block and their rows (tokens times heads a key head), and pages of a split."""
+    """Query tokens of a block and their rows (tokens times heads a key head), and the most pages of a split."""
 
     rows: int
     tokens: int
@@ -54,57 +60,88 @@ class Tiles:
         longest = max(end - begin for begin, end in pairwise(asked.cu_queries))
         rows = max(block(group), min(widest, block(group * longest)))
         tokens = max(1, rows // group)
-        blocks = sum(-(-(end - begin) // tokens) for begin, end in pairwise(asked.cu_queries))
-        splits = -(-PROGRAMS // max(1, blocks * kv_heads))
-        pages = max((len(table.rows) for table in asked.tables), default=1)
-        return cls(rows, tokens, max(1, MIN_SPLIT_KEYS // page_size, -(-pages // splits)))
+        seen = _Sight.of(asked, tokens).block_pages
+        return cls(rows, tokens, _split_pages(seen, kv_heads, max(1, MIN_SPLIT_KEYS // page_size)))
+
+
+def _split_pages(seen: _Integers, kv_heads: int, least: int) -> int:
+    """The shortest splits that make no more than `PROGRAMS` programs of blocks that see so many pages.
+
+    Where blocks alone are more programs than that, a split is cut at twice the mean.
+    """
+    mean = -(-kv_heads * int(seen.sum()) // PROGRAMS)
+    shortest = max(least, mean)
+    lengths = range(shortest, max(shortest, 2 * mean) + 1)
+    fitting = bisect_left(
+        lengths,
+        True,
+        hi=len(lengths) - 1,
+        key=lambda length: kv_heads * int(_num_splits(seen, length).sum()) <= PROGRAMS,
+    )
+    return lengths[fitting]
+
+
+def _num_splits(seen: _Integers, split_pages: int) -> _Integers:
+    return -(-seen // split_pages)
 
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """One table's rows and their groups of one base, as columns.
+    """Rows of page tables, those of one base together.
 
-    base, first `[G]`: of every group; rows `[G + 1]`: its first row; page, row_first, count: of every row; splits: groups.
+    base `[G]` of every group; rows `[G + 1]`: its first row; page, first, count `[R]` of every row; tables `[B + 1]`: every
+    table's first group.
     """
 
     base: _Integers
-    first: _Integers
     rows: _Integers
     page: _Integers
-    row_first: _Integers
+    first: _Integers
     count: _Integers
-    splits: tuple[range, ...]
+    tables: _Integers
 
     @classmethod
-    def of(cls, table: PageTable, split_pages: int) -> "_Groups":
-        """Pages of one base together, cut into splits of so many; the last row counts as full, for it grows unseen.
-
-        What is stored behind the farthest query is masked by its position.
-        """
-        key = f"groups {split_pages}"
-        known = table.prepared.get(key)
+    def of(cls, table: PageTable) -> "_Groups":
+        """The last row counts as full, for it grows unseen: what stands behind the farthest query is masked."""
+        known = table.prepared.get("groups")
         if known is None or len(known.page) != len(table.rows):
-            known = table.prepared[key] = _group(table, split_pages)
+            known = table.prepared["groups"] = _group(table)
         found: _Groups = known
         return found
 
+    @classmethod
+    def join(cls, own: Sequence["_Groups"]) -> "_Groups":
+        """Several tables' groups, numbered one behind the other."""
+        cu_rows = [0, *accumulate(len(groups.page) for groups in own)]
+        rows = [groups.rows[:-1] + offset for groups, offset in zip(own, cu_rows, strict=False)]
+        return cls(
+            base=np.concatenate([groups.base for groups in own]),
+            rows=np.concatenate([*rows, _integers(cu_rows[-1:])]),
+            page=np.concatenate([groups.page for groups in own]),
+            first=np.concatenate([groups.first for groups in own]),
+            count=np.concatenate([groups.count for groups in own]),
+            tables=_integers([0, *accumulate(len(groups.base) for groups in own)]),
+        )
 
-def _group(table: PageTable, split_pages: int) -> _Groups:
+    def seen(self, group: _Integers, position: _Integers) -> _Integers:
+        """How many rows of a group begin at or before a position: the first ones, since they rise within a group."""
+        owner = np.repeat(np.arange(len(self.base)), np.diff(self.rows))
+        order = owner * _GROUP_STRIDE + self.first
+        return np.searchsorted(order, group * _GROUP_STRIDE + position, side="right") - self.rows[group]
+
+
+def _group(table: PageTable) -> _Groups:
     rows = _by_base(table)
-    pages = [row.page for row in rows]
     bases = [row.base for row in rows]
-    starts = [index for index in range(len(rows)) if index % split_pages == 0 or bases[index] != bases[index - 1]]
-    firsts_of_splits = [group for group, start in enumerate(starts) if start % split_pages == 0]
-    splits = tuple(range(*edge) for edge in pairwise([*firsts_of_splits, len(starts)]))
+    starts = [index for index in range(len(rows)) if index == 0 or bases[index] != bases[index - 1]]
     last = table.rows[-1]
     return _Groups(
-        base=_column([bases[start] for start in starts]),
-        first=_column([rows[start].first for start in starts]),
-        rows=_column([*starts, len(rows)]),
-        page=_column(pages),
-        row_first=_column([row.first for row in rows]),
-        count=_column([table.page_size if row is last else row.count for row in rows]),
-        splits=splits,
+        base=_integers([bases[start] for start in starts]),
+        rows=_integers([*starts, len(rows)]),
+        page=_integers([row.page for row in rows]),
+        first=_integers([row.first for row in rows]),
+        count=_integers([table.page_size if row is last else row.count for row in rows]),
+        tables=_integers([0, len(starts)]),
     )
 
 
@@ -116,15 +153,81 @@ def _by_base(table: PageTable) -> list[PageRow]:
     return [row for rows in sorted(gathered.values(), key=lambda rows: rows[0].first) for row in rows]
 
 
-def _column(values: Sequence[int]) -> _Integers:
-    return np.array(values, dtype=np.int32)
+def _integers(values: Sequence[int]) -> _Integers:
+    return np.array(values, dtype=np.int64)
+
+
+def _within(counts: _Integers) -> _Integers:
+    """Places inside runs of such lengths: 0, 1, 0, 1, 2 for 2 and 3."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What every block of queries sees, as pairs of a block and a group of its table.
+
+    begin, end `[b]`: a block's query tokens; pairs `[b + 1]`: its first pair; group `[p]` of a pair; pages `[p + 1]`: how
+    many pages are seen ahead of a pair, over all blocks.
+    """
+
+    groups: _Groups
+    begin: _Integers
+    end: _Integers
+    pairs: _Integers
+    group: _Integers
+    pages: _Integers
+
+    @classmethod
+    def of(cls, asked: PagedQueries, tokens: int) -> "_Sight":
+        """Blocks of so many tokens.
+
+        Raises:
+            ValueError: a block of queries sees no key.
+        """
+        key = f"sight {tokens}"
+        if key not in asked.prepared:
+            asked.prepared[key] = _look(asked, tokens)
+        found: _Sight = asked.prepared[key]
+        if not found.block_pages.all():
+            raise ValueError("a query sees no key")
+        return found
+
+    @property
+    def block_pages(self) -> _Integers:
+        """Pages that each block sees `[b]`."""
+        return np.diff(self.pages[self.pairs])
+
+    def locate(self, page: _Integers) -> tuple[_Integers, _Integers]:
+        """Group and row of the n-th page seen, counted over all blocks."""
+        pair = np.searchsorted(self.pages, page, side="right") - 1
+        group = self.group[pair]
+        return group, self.groups.rows[group] + page - self.pages[pair]
+
+
+def _look(asked: PagedQueries, tokens: int) -> _Sight:
+    groups, cu_queries = _Groups.join([_Groups.of(table) for table in asked.tables]), _integers(asked.cu_queries)
+    num_blocks = -(-np.diff(cu_queries) // tokens)
+    request = np.repeat(np.arange(len(num_blocks)), num_blocks)
+    begin = cu_queries[request] + tokens * _within(num_blocks)
+    end = np.minimum(begin + tokens, cu_queries[request + 1])
+    places = asked.places()
+    farthest = _integers([places[last - 1] for last in end.tolist()])
+    num_groups = np.diff(groups.tables)[request]
+    group = np.repeat(groups.tables[request], num_groups) + _within(num_groups)
+    seen = groups.seen(group, np.repeat(farthest, num_groups))
+    return _Sight(groups, begin, end, _offsets(num_groups), group, _offsets(seen))
+
+
+def _offsets(counts: _Integers) -> _Integers:
+    return np.concatenate([_integers([0]), np.cumsum(counts)])
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """columns, in the order of a launch: blocks, groups' base, first and rows, rows' page, first and count, cu_places, places.
+    """columns, in the order of a launch: blocks; base and rows of groups; page, first and count of rows; cu_partial.
 
-    cu_places and places: the partial rows of every token. num_partial: their number, 0 where no table is split.
+    cu_partial: offsets `[N + 1]` of every token's partial rows, one a split, none where its block is not split.
+    num_partial: their number.
     """
 
     columns: tuple[_Integers, ...]
@@ -132,36 +235,21 @@ class Work:
 
     @classmethod
     def cut(cls, asked: PagedQueries, tiles: Tiles) -> "Work":
-        """Blocks of queries over splits of tables."""
-        own = [_Groups.of(table, tiles.split_pages) for table in asked.tables]
-        group_offsets = [0, *accumulate(len(groups.base) for groups in own)]
-        row_offsets = [0, *accumulate(len(groups.page) for groups in own)]
-        blocks: list[int] = []
-        places: list[range] = []
-        partial = 0
-        for request, groups in enumerate(own):
-            begin, end = asked.cu_queries[request], asked.cu_queries[request + 1]
-            first_partial = partial
-            for split in groups.splits:
-                groups_of = (group_offsets[request] + split.start, group_offsets[request] + split.stop)
-                for start in range(begin, end, tiles.tokens):
-                    blocks += [start, min(start + tiles.tokens, end), *groups_of, partial + start - begin, 0, 0, 0]
-                partial += end - begin
-            places += [range(first_partial + token, partial, end - begin) for token in range(end - begin)]
-        is_split = any(len(groups.splits) > 1 for groups in own)
-        group_rows = [groups.rows[:-1] + offset for groups, offset in zip(own, row_offsets, strict=False)]
+        """Every block over its splits, the longest programs first, since programs start in their order."""
+        sight = _Sight.of(asked, tiles.tokens)
+        groups, num_splits = sight.groups, _num_splits(sight.block_pages, tiles.split_pages)
+        num_rows = np.repeat(np.where(num_splits > 1, num_splits, 0), sight.end - sight.begin)
+        cu_partial = _offsets(num_rows)
         columns = (
-            _column(blocks),
-            np.concatenate([groups.base for groups in own]),
-            np.concatenate([groups.first for groups in own]),
-            np.concatenate([*group_rows, _column(row_offsets[-1:])]),
-            np.concatenate([groups.page for groups in own]),
-            np.concatenate([groups.row_first for groups in own]),
-            np.concatenate([groups.count for groups in own]),
-            _column([0, *accumulate(len(rows) for rows in places)]),
-            _column([row for rows in places for row in rows]),
+            _programs(sight, num_splits).ravel(),
+            groups.base,
+            groups.rows,
+            groups.page,
+            groups.first,
+            groups.count,
+            cu_partial,
         )
-        return cls(tuple(_aligned(column) for column in columns), -(-partial // _ALIGNED) * _ALIGNED if is_split else 0)
+        return cls(tuple(_aligned(column) for column in columns), -(-int(cu_partial[-1]) // _ALIGNED) * _ALIGNED)
 
     def joined(self, sizes: Sequence[int]) -> torch.Tensor:
         """All columns one behind the other, each with room for `sizes` numbers, on the CPU; blocks in the room are empty."""
@@ -171,6 +259,18 @@ class Work:
         for column, begin in zip(self.columns, accumulate(sizes, initial=0), strict=False):
             room[begin : begin + len(column)] = column
         return torch.from_numpy(room)
+
+
+def _programs(sight: _Sight, num_splits: _Integers) -> _Integers:
+    """Fields of every program `[programs, BLOCK_FIELDS]`."""
+    owner, split = np.repeat(np.arange(len(num_splits)), num_splits), _within(num_splits)
+    ahead, seen, splits = sight.pages[sight.pairs[owner]], sight.block_pages[owner], num_splits[owner]
+    start, stop = (ahead + edge * seen // splits for edge in (split, split + 1))
+    first_group, first_row = sight.locate(start)
+    last_group, last_row = sight.locate(stop - 1)
+    queries = (sight.begin[owner], sight.end[owner])
+    fields = np.stack([*queries, first_group, last_group + 1, first_row, last_row + 1, split, splits], axis=1)
+    return fields[np.argsort(start - stop, kind="stable")]
 
 
 def _aligned(column: _Integers) -> _Integers:
