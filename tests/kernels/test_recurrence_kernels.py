@@ -102,6 +102,41 @@ def test_walk(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> 
         assert_far(naive.walk(inputs, walk, starts, wrong).states, actual.states, TOLERANCE)
 
 
+def test_value_heads_share_a_key_head(device: torch.device) -> None:
+    """Scan, capture and step take the key heads as they are; which value heads share one matters."""
+    drawn = _inputs(70, (4, 12, 7), Rule.GATED_DELTA, device)
+    shared = RecurrenceInputs(drawn.q[:, ::2], drawn.k[:, ::2], drawn.v, drawn.log_decay, drawn.beta)
+    q, k = (each[:, [0, 2, 0, 2]] for each in (drawn.q, drawn.k))
+    wrong = RecurrenceInputs(q, k, drawn.v, drawn.log_decay, drawn.beta)
+    starts, eye = _states(1, (4, 12, 7), device), torch.eye(12, device=device).expand(1, 4, 12, 12)
+    expected = naive.capture(shared.spread(), (0, 70), (3,), starts, eye)
+    actual = kernels.capture(shared, (0, 70), (3,), starts, eye)
+    for name in ("outputs", "states", "seam_states", "transitions"):
+        assert_close(getattr(actual, name), getattr(expected, name), TOLERANCE)
+    assert_far(naive.capture(wrong, (0, 70), (3,), starts, eye).states, actual.states, TOLERANCE)
+    stepped, moved, slots = starts.clone(), starts.clone(), torch.zeros(1, dtype=torch.int64, device=device)
+    assert_close(kernels.step(shared[:1], moved, slots), naive.step(shared[:1], stepped, slots), TOLERANCE)
+    assert_close(moved, stepped, TOLERANCE)
+
+
+def test_half_precision_comes_in_and_goes_out(device: torch.device) -> None:
+    """States stay fp32, as exact as of the same numbers widened; outputs are rounded to the dtype of the values."""
+    shape = SHAPES[1]
+    wide = _inputs(70, shape, Rule.GATED_DELTA, device)
+    half = RecurrenceInputs(wide.q.half(), wide.k.half(), wide.v.half(), wide.log_decay, wide.beta)
+    rounded = RecurrenceInputs(half.q.float(), half.k.float(), half.v.float(), wide.log_decay, wide.beta)
+    starts, identity = _states(1, shape, device), _identity(Rule.GATED_DELTA, shape, device)[:1]
+    expected = naive.scan(rounded, (0, 70), starts, identity)
+    actual = kernels.scan(half, (0, 70), starts, identity)
+    assert actual.outputs.dtype == torch.float16
+    assert_close(actual.outputs.float(), expected.outputs, 2e-3)
+    assert_close(actual.states, expected.states, TOLERANCE)
+    assert actual.transitions is not None
+    assert expected.transitions is not None
+    assert_close(actual.transitions, expected.transitions, TOLERANCE)
+    assert_far(expected.states.bfloat16().float(), actual.states, TOLERANCE)
+
+
 def test_step(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> None:
     inputs, slots = _inputs(2, shape, rule, device), torch.tensor([3, 1], device=device)
     expected, actual = _states(4, shape, device), _states(4, shape, device)

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from services.worker.mixers.linear import Projected
 from services.worker.mixers.shapes import StateShape, TransitionKind
-from services.worker.ops.norm import gated_rms_norm, l2_norm
+from services.worker.ops.delta_gates import DeltaGates, DeltaHeads, open_gates
+from services.worker.ops.norm import gated_rms_norm
 from services.worker.ops.recurrence import RecurrenceInputs
 
 __all__ = ["GatedDelta", "GatedDeltaShape", "GatedDeltaWeights"]
@@ -23,6 +24,11 @@ class GatedDeltaShape:
     value_dim: int
     conv_taps: int
     eps: float
+
+    @property
+    def heads(self) -> DeltaHeads:
+        """As the way into the recurrence takes them."""
+        return DeltaHeads(self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim)
 
     @property
     def conv_channels(self) -> int:
@@ -56,7 +62,7 @@ class GatedDeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class GatedDelta:
-    """One layer's projections; see `LinearProjection`. The gate is `[N, Hv, V]`."""
+    """One layer's projections; see `LinearProjection`. The gate is `[N, Hv, V]`; gates are steps and betas `[N, Hv]`."""
 
     shape: GatedDeltaShape
     weights: GatedDeltaWeights
@@ -70,33 +76,16 @@ class GatedDelta:
         """See `LinearProjection`."""
         shape = self.shape
         value_channels = shape.num_value_heads * shape.value_dim
-        qkv, gate, beta, step = F.linear(hidden, self.weights.in_proj).split(
+        rows, gate, beta, step = F.linear(hidden, self.weights.in_proj).split(
             [shape.conv_channels, value_channels, shape.num_value_heads, shape.num_value_heads], dim=-1
         )
-        return Projected(
-            rows=qkv,
-            gate=gate.unflatten(-1, (shape.num_value_heads, shape.value_dim)),
-            log_decay=-self.weights.decay_rate * F.softplus(step.float() + self.weights.dt_bias),
-            beta=beta.float().sigmoid(),
-        )
+        return Projected(rows, gate.unflatten(-1, (shape.num_value_heads, shape.value_dim)), (step, beta))
 
     def inputs(self, rows: torch.Tensor, projected: Projected) -> RecurrenceInputs:
-        """See `LinearProjection`: key heads repeated to value heads, queries scaled by `K^−½`."""
-        shape = self.shape
-        key_channels = shape.num_key_heads * shape.key_dim
-        value_channels = shape.num_value_heads * shape.value_dim
-        activated = F.silu(rows).float()
-        q, k, v = activated.split([key_channels, key_channels, value_channels], dim=-1)
-        repeats = shape.num_value_heads // shape.num_key_heads
-        q = l2_norm(q.unflatten(-1, (-1, shape.key_dim))) * shape.key_dim**-0.5
-        k = l2_norm(k.unflatten(-1, (-1, shape.key_dim)))
-        return RecurrenceInputs(
-            q=q.repeat_interleave(repeats, dim=1),
-            k=k.repeat_interleave(repeats, dim=1),
-            v=v.unflatten(-1, (-1, shape.value_dim)),
-            log_decay=projected.log_decay,
-            beta=projected.beta,
-        )
+        """See `LinearProjection`: queries scaled by `K^−½`."""
+        step, beta = projected.gates
+        gates = DeltaGates(step, beta, self.weights.decay_rate, self.weights.dt_bias)
+        return open_gates(rows, gates, self.shape.heads)
 
     def output(self, mixed: torch.Tensor, projected: Projected) -> torch.Tensor:
         """See `LinearProjection`."""

@@ -63,7 +63,7 @@ class KimiDeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class KimiDelta:
-    """One layer's projections; see `LinearProjection`. The gate is `[N, H, K]`, behind its sigmoid."""
+    """One layer's projections; see `LinearProjection`. The gate is `[N, H, K]`, behind its sigmoid; gates are log decays `[N, H, K]` and betas."""
 
     shape: KimiDeltaShape
     weights: KimiDeltaWeights
@@ -83,19 +83,19 @@ class KimiDelta:
         return Projected(
             rows=qkv,
             gate=self._heads(F.linear(gate, weights.gate_up)).sigmoid(),
-            log_decay=-weights.decay_rate * steps,
-            beta=beta.float().sigmoid(),
+            gates=(-weights.decay_rate * steps, beta.float().sigmoid()),
         )
 
     def inputs(self, rows: torch.Tensor, projected: Projected) -> RecurrenceInputs:
         """See `LinearProjection`: queries scaled by `K^−½`."""
+        log_decay, beta = projected.gates
         q, k, v = (self._heads(part) for part in F.silu(rows).float().chunk(3, dim=-1))
         return RecurrenceInputs(
             q=l2_norm(q) * self.shape.head_dim**-0.5,
             k=l2_norm(k),
             v=v,
-            log_decay=projected.log_decay,
-            beta=projected.beta,
+            log_decay=log_decay,
+            beta=beta,
         )
 
     def output(self, mixed: torch.Tensor, projected: Projected) -> torch.Tensor:

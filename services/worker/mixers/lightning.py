@@ -96,7 +96,7 @@ class Lightning:
         """See `LinearProjection`."""
         channels = self.shape.channels
         qkv, gate = F.linear(hidden, self.weights.in_proj).split([3 * channels, channels], dim=-1)
-        return Projected(rows=qkv, gate=gate, log_decay=self.log_decay.expand(hidden.shape[0], -1))
+        return Projected(rows=qkv, gate=gate, gates=(self.log_decay.expand(hidden.shape[0], -1),))
 
     def inputs(self, rows: torch.Tensor, projected: Projected) -> RecurrenceInputs:
         """See `LinearProjection`."""
@@ -106,7 +106,7 @@ class Lightning:
             q=self._norm(q, self.weights.q_norm).float() * self.shape.query_scale,
             k=self._norm(k, self.weights.k_norm).float(),
             v=v.float(),
-            log_decay=projected.log_decay,
+            log_decay=projected.gates[0],
             beta=None,
         )
 

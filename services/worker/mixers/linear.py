@@ -30,13 +30,12 @@ __all__ = ["LinearMixer", "LinearProjection", "Projected"]
 class Projected:
     """Tokens on their way in: rows `[N, C]` of q, k and v, before the convolution where the family has one.
 
-    gate: for the output, in the family's shape; log_decay `[N, H]` or `[N, H, K]`, beta `[N, H]` or None, both fp32.
+    gate: for the output; gates: what decays and writing strengths are made of; all in the family's own shape.
     """
 
     rows: torch.Tensor
     gate: torch.Tensor
-    log_decay: torch.Tensor
-    beta: torch.Tensor | None = None
+    gates: tuple[torch.Tensor, ...]
 
 
 class LinearProjection(Protocol):
@@ -52,7 +51,7 @@ class LinearProjection(Protocol):
         ...
 
     def inputs(self, rows: torch.Tensor, projected: Projected) -> RecurrenceInputs:
-        """Rows `[N, C]` behind the convolution to fp32 inputs, normed and scaled, not rotated."""
+        """Rows `[N, C]` behind the convolution to inputs, normed and scaled, not rotated."""
         ...
 
     def output(self, mixed: torch.Tensor, projected: Projected) -> torch.Tensor:

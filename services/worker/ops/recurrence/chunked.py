@@ -26,6 +26,7 @@ def scan(
     inputs: RecurrenceInputs, cu_runs: Sequence[int], states: torch.Tensor, transitions: torch.Tensor | None
 ) -> ScanResult:
     """As `naive.scan`."""
+    inputs = inputs.spread()
     if states.shape[0] > 1:
         return lockstep.scan(inputs, cu_runs, states, transitions)
     tiling = tile(cu_runs, inputs)
@@ -53,6 +54,7 @@ def walk(
     keep_after: Collection[int] = (),
 ) -> WalkResult:
     """As `naive.walk`."""
+    inputs = inputs.spread()
     if states.shape[0] > 1:
         return lockstep.walk(inputs, parts, states, bodies, keep_after)
     tiling = tile(parts.cu_runs, inputs)
@@ -74,6 +76,7 @@ def walk(
 
 def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """As `naive.step`, all requests at once."""
+    inputs = inputs.spread()
     log_decay = inputs.log_decay if inputs.log_decay.ndim == 3 else inputs.log_decay[..., None]
     decayed = log_decay.exp()[..., None] * states[slots]
     written = inputs.v
@@ -113,6 +116,7 @@ def capture(
     transitions: torch.Tensor,
 ) -> CaptureResult:
     """As `naive.capture`: all seams together, then all bodies."""
+    inputs = inputs.spread()
     outputs, end_states, end_transitions = torch.empty_like(inputs.v), states.clone(), transitions.clone()
     splits = [start + seam for start, seam in zip(cu_runs[:-1], seam_tokens, strict=True)]
     seams = _present([range(*run) for run in zip(cu_runs[:-1], splits, strict=True)], outputs.device)

@@ -38,6 +38,7 @@ def scan(
 
     Transitions are `[R, H, K, K]` of a delta rule, else `[R, H, 1, 1]`, or `[R, H, K, 1]` for decays of every channel.
     """
+    inputs = inputs.spread()
     outputs = torch.empty_like(inputs.v)
     end_states = states.clone()
     end_transitions = None if transitions is None else transitions.clone()
@@ -58,6 +59,7 @@ def capture(
     transitions: torch.Tensor,
 ) -> CaptureResult:
     """As `scan`, where the first `seam_tokens` of each run take no part in its transition."""
+    inputs = inputs.spread()
     outputs = torch.empty_like(inputs.v)
     seam_states, end_states, end_transitions = states.clone(), states.clone(), transitions.clone()
     for run, seam in enumerate(seam_tokens):
@@ -80,6 +82,7 @@ def walk(
     keep_after: Collection[int] = (),
 ) -> WalkResult:
     """Each request's state `[B, H, K, V]` over its parts: the live run, then the stored body where there is one."""
+    inputs = inputs.spread()
     outputs = torch.empty_like(inputs.v)
     end_states = states.clone()
     kept: dict[int, torch.Tensor] = {}
@@ -103,6 +106,7 @@ def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) ->
 
     Returns outputs `[B, H, V]`.
     """
+    inputs = inputs.spread()
     result = scan(inputs, range(len(slots) + 1), states[slots], None)
     states[slots] = result.states
     return result.outputs

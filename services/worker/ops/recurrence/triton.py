@@ -21,7 +21,7 @@ __all__ = ["capture", "scan", "step", "walk"]
 @triton.jit
 def _step_kernel(
     q, k, v, log_decay, beta, states, slots, outputs,
-    H, K, V,
+    H, K, V, REPEATS,
     BK: tl.constexpr, BV: tl.constexpr, ERASES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """One token of one request and head on a block of columns of the state in its slot, in place."""
@@ -29,7 +29,8 @@ def _step_kernel(
     o_k, o_v = tl.arange(0, BK), i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     row = i_b * H + i_h
-    b_k = tl.load(k + row * K + o_k, mask=m_k, other=0.0)
+    p_k = (i_b * (H // REPEATS) + i_h // REPEATS) * K + o_k
+    b_k = tl.load(k + p_k, mask=m_k, other=0.0).to(tl.float32)
     if CHANNELS:
         b_d = tl.exp(tl.load(log_decay + row * K + o_k, mask=m_k, other=0.0))[:, None]
     else:
@@ -37,13 +38,13 @@ def _step_kernel(
     m_h = m_k[:, None] & m_v[None, :]
     p_h = ((tl.load(slots + i_b) * H + i_h) * K + o_k[:, None]) * V + o_v[None, :]
     b_h = b_d * tl.load(states + p_h, mask=m_h, other=0.0)
-    b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0)
+    b_v = tl.load(v + row * V + o_v, mask=m_v, other=0.0).to(tl.float32)
     if ERASES:
         b_v = tl.load(beta + row) * (b_v - tl.sum(b_k[:, None] * b_h, axis=0))
     b_h += b_k[:, None] * b_v[None, :]
     tl.store(states + p_h, b_h, mask=m_h)
-    b_q = tl.load(q + row * K + o_k, mask=m_k, other=0.0)
-    tl.store(outputs + row * V + o_v, tl.sum(b_q[:, None] * b_h, axis=0), mask=m_v)
+    b_o = tl.sum(tl.load(q + p_k, mask=m_k, other=0.0).to(tl.float32)[:, None] * b_h, axis=0)
+    tl.store(outputs + row * V + o_v, b_o.to(outputs.dtype.element_ty), mask=m_v)
 
 
 def _contiguous(inputs: RecurrenceInputs) -> RecurrenceInputs:
@@ -140,7 +141,7 @@ def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) ->
     width = min(32, block(value_dim))
     _step_kernel[(len(slots), heads, triton.cdiv(value_dim, width))](
         inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.q if inputs.beta is None else inputs.beta,
-        states, slots, outputs, heads, key_dim, value_dim,
+        states, slots, outputs, heads, key_dim, value_dim, inputs.repeats,
         BK=block(key_dim), BV=width, ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3,
         num_warps=4,
     )  # fmt: skip

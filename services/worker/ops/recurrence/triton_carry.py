@@ -1,8 +1,8 @@
-"""Carries states over prepared chunks and stored bodies on a GPU: one launch for every sequence of a pass.
+"""Carries states over prepared chunks and stored bodies on a GPU.
 
-`_carry_kernel` runs a program a sequence, head and block of columns. The columns are `[state | transition]` of a scan
-(design §5: the same recurrence with nothing written and nothing read out), or the state of a walk, which takes whole bodies
-as one product between its chunks. Dots are fp32 in three tf32 passes: plain tf32 is off by 3e-4 in a transition.
+Chunk or body, a step maps a state to `W · state + U`: `_carry_kernel` follows every sequence of a pass, one product a step,
+and notes the state that every chunk begins with; `_read_kernel` reads all outputs out of these at once. A transition's columns
+obey the same recurrence with nothing added (design §5), as more blocks of the same launch.
 """
 
 from collections.abc import Sequence
@@ -13,24 +13,39 @@ import triton
 import triton.language as tl
 
 from services.worker.ops.layout import Body
-from services.worker.ops.recurrence.triton_chunks import Tiling, block, prepare, send
+from services.worker.ops.recurrence.triton_chunks import TILE, Chunks, Tiling, block, output_precision, prepare, send
 from services.worker.ops.recurrence.types import RecurrenceInputs, WalkResult
 
 __all__ = ["NONE", "Course", "Stop", "carry"]
 
-# Rows of a state that one tile of registers holds; more stand in two tiles.
-STATE_ROWS = 64
 ALIGNMENT = 16
 NONE = -1
+# Programs of a launch from which on wider blocks of columns leave no multiprocessor idle.
+_MANY_PROGRAMS = 512
 
 
 @triton.jit
-def _fp32(address, offset, ALIGNED: tl.constexpr):
+def _fp32(address, ALIGNED: tl.constexpr):
     """A pointer behind an address; ALIGNED: to 16 bytes, for wide loads."""
-    pointer = address.to(tl.pointer_type(tl.float32)) + offset
+    pointer = address.to(tl.pointer_type(tl.float32))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
+
+
+@triton.jit
+def _tile(base, rows, columns, num_rows, num_columns, stride, WHOLE: tl.constexpr):
+    """A tile of a matrix; WHOLE: no part of it lies outside."""
+    place = base + rows[:, None] * stride + columns[None, :]
+    if WHOLE:
+        return tl.load(place)
+    return tl.load(place, mask=(rows < num_rows)[:, None] & (columns < num_columns)[None, :], other=0.0)
+
+
+@triton.jit
+def _put(base, rows, columns, num_rows, num_columns, stride, b_x, wanted):
+    mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :] & wanted
+    tl.store(base + rows[:, None] * stride + columns[None, :], b_x, mask=mask)
 
 
 @triton.jit
@@ -39,192 +54,139 @@ def _times(b_x, b_y):
 
 
 @triton.jit
-def _advance(
-    queries, writers, readers, values, scores, enters, rests, decays, outputs,
-    b_0, b_1, i_m, i_h, start, end, o_c, width,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr,
-    ERASES: tl.constexpr, CHANNELS: tl.constexpr, OF_STATE: tl.constexpr,
-):  # fmt: skip
-    """Columns of the state, or of the transition, after one chunk; a state's outputs are written."""
-    o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
-    m_t = o_l < (end - start).to(tl.int32)
-    m_0 = m_t[:, None] & (o_k < K)[None, :]
-    m_1 = m_t[:, None] & (BK + o_k < K)[None, :]
-    m_v = m_t[:, None] & (o_c < width)[None, :]
-    # One base a chunk and small offsets: tiles of 64-bit offsets would not fit in registers.
-    row = start * H + i_h
-    p_k = o_l[:, None] * (H * K) + o_k[None, :]
-    p_v = o_l[:, None] * (H * V) + o_c[None, :]
-    if ERASES:
-        b_u = -_times(tl.load(readers + row * K + p_k, mask=m_0, other=0.0), b_0)
-        if K > BK:
-            b_u -= _times(tl.load(readers + row * K + p_k + BK, mask=m_1, other=0.0), b_1)
-        if OF_STATE:
-            b_u += tl.load(values + row * V + p_v, mask=m_v, other=0.0)
-    else:
-        b_u = tl.load(values + row * V + p_v, mask=m_v, other=0.0)
-    if OF_STATE:
-        b_o = _times(tl.load(queries + row * K + p_k, mask=m_0, other=0.0), b_0)
-        if K > BK:
-            b_o += _times(tl.load(queries + row * K + p_k + BK, mask=m_1, other=0.0), b_1)
-        if not CHANNELS:
-            b_o *= tl.load(enters + row + o_l * H, mask=m_t, other=0.0)[:, None]
-        p_s = o_l[:, None] * (H * L) + o_l[None, :]
-        b_o += _times(tl.load(scores + row * L + p_s, mask=m_t[:, None], other=0.0), b_u)
-        tl.store(outputs + row * V + p_v, b_o, mask=m_v)
-    if CHANNELS:
-        p_d = (i_m * H + i_h) * K + o_k
-        b_0 *= tl.load(decays + p_d, mask=o_k < K, other=0.0)[:, None]
-        if K > BK:
-            b_1 *= tl.load(decays + p_d + BK, mask=BK + o_k < K, other=0.0)[:, None]
-    else:
-        b_u *= tl.load(rests + row + o_l * H, mask=m_t, other=0.0)[:, None]
-        b_d = tl.load(decays + i_m * H + i_h)
-        b_0 *= b_d
-        if K > BK:
-            b_1 *= b_d
-    b_0 += _times(tl.trans(tl.load(writers + row * K + p_k, mask=m_0, other=0.0)), b_u)
-    if K > BK:
-        b_1 += _times(tl.trans(tl.load(writers + row * K + p_k + BK, mask=m_1, other=0.0)), b_u)
-    return b_0, b_1
-
-
-@triton.jit
-def _quadrant(matrix, first_row, first_column, K: tl.constexpr, BK: tl.constexpr, forgets):
-    o_r, o_c = first_row + tl.arange(0, BK), first_column + tl.arange(0, BK)
-    m_x = (o_r < K)[:, None] & (o_c < K)[None, :] & (not forgets)
-    return tl.load(matrix + o_r[:, None] * K + o_c[None, :], mask=m_x, other=0.0)
-
-
-@triton.jit
-def _pass_body(
-    transition, end_state, b_0, b_1, i_h, o_c,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BODY: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
-    """`T · state + S`; a transition's address of 0 is a body that forgets what came before."""
-    o_k = tl.arange(0, BK)
-    forgets = transition == 0
-    ends = _fp32(end_state, i_h * K * V, ALIGNED)
-    p_e = o_k[:, None] * V + o_c[None, :]
-    e_0 = tl.load(ends + p_e, mask=(o_k < K)[:, None] & (o_c < V)[None, :], other=0.0)
-    e_1 = b_1
-    if K > BK:
-        e_1 = tl.load(ends + p_e + BK * V, mask=(BK + o_k < K)[:, None] & (o_c < V)[None, :], other=0.0)
-    if BODY == 2:
-        matrix = _fp32(transition, i_h * K * K, ALIGNED)
-        e_0 += _times(_quadrant(matrix, 0, 0, K, BK, forgets), b_0)
-        if K > BK:
-            e_0 += _times(_quadrant(matrix, 0, BK, K, BK, forgets), b_1)
-            e_1 += _times(_quadrant(matrix, BK, 0, K, BK, forgets), b_0)
-            e_1 += _times(_quadrant(matrix, BK, BK, K, BK, forgets), b_1)
-    else:
-        # One number a channel, or the same one for all.
-        stored = _fp32(transition, 0, False)
-        p_x = i_h * K + o_k if BODY == 1 else i_h + 0 * o_k
-        e_0 += b_0 * tl.load(stored + p_x, mask=(o_k < K) & (not forgets), other=0.0)[:, None]
-        if K > BK:
-            p_x += BK if BODY == 1 else 0
-            e_1 += b_1 * tl.load(stored + p_x, mask=(BK + o_k < K) & (not forgets), other=0.0)[:, None]
-    return e_0, e_1
+def _scale(base, i_h, rows, K: tl.constexpr, VECTOR: tl.constexpr):
+    """What the rows of a state keep: a number a channel, or the same one for all."""
+    if VECTOR:
+        return tl.load(base + i_h * K + rows, mask=rows < K, other=0.0)[:, None]
+    return tl.load(base + i_h)
 
 
 @triton.jit
 def _carry_block(
-    queries, writers, readers, values, scores, enters, rests, decays,
-    cu_steps, steps, transitions, end_states,
-    home, outputs, kept, i_c, i_h, i_r, width,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ERASES: tl.constexpr, CHANNELS: tl.constexpr, OF_STATE: tl.constexpr, BODY: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    first_step, end_step, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
+    home, entries, kept, i_c, i_h, i_r, width,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FORM: tl.constexpr, OF_STATE: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    o_k, o_c = tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
-    m_0 = (o_k < K)[:, None] & (o_c < width)[None, :]
-    m_1 = (BK + o_k < K)[:, None] & (o_c < width)[None, :]
-    p_h = (i_r * H + i_h) * K * width + o_k[:, None] * width + o_c[None, :]
-    b_0 = tl.load(home + p_h, mask=m_0, other=0.0)
-    # Channels behind the first BK; where there are none the second half only follows along.
-    b_1 = b_0
-    if K > BK:
-        b_1 = tl.load(home + p_h + BK * width, mask=m_1, other=0.0)
-    for i_s in range(tl.load(cu_steps + i_r), tl.load(cu_steps + i_r + 1)):
-        # All that a step needs to know is asked for at once, ahead of the products that need its state.
-        first_chunk, last_chunk = tl.load(steps + 7 * i_s), tl.load(steps + 7 * i_s + 1)
-        run_start, run_end = tl.load(steps + 7 * i_s + 2).to(tl.int64), tl.load(steps + 7 * i_s + 3)
+    """A block of columns over all steps of a sequence; they stand in registers as one tile of BK rows, or two."""
+    o_0, o_c = tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
+    o_1 = BK + o_0
+    size = K * K if FORM == 2 else (K if FORM == 1 else 1)
+    at_home = home + (i_r * H + i_h) * K * width
+    b_0 = _tile(at_home, o_0, o_c, K, width, width, False)
+    # Rows behind the first BK; where there are none the second tile only follows along.
+    b_1 = _tile(at_home, o_1, o_c, K, width, width, False) if K > BK else b_0
+    for i_s in range(first_step, end_step):
+        chunk, body = tl.load(chunk_of + i_s).to(tl.int64), tl.load(body_of + i_s)
+        keep = tl.load(keep_of + i_s).to(tl.int64)
+        is_body = body >= 0
+        near = tl.maximum(chunk, 0) * H * 4
+        own = tl.load(transitions + body, mask=is_body, other=0)
+        stored = _fp32(tl.where(is_body, own, chunk_transitions + near * size), ALIGNED and FORM == 2)
         if OF_STATE:
-            body, keep = tl.load(steps + 7 * i_s + 4), tl.load(steps + 7 * i_s + 5).to(tl.int64)
-            if BODY >= 0:
-                transition = tl.load(transitions + body, mask=body >= 0, other=0)
-                end_state = tl.load(end_states + body, mask=body >= 0, other=0)
+            at_entry = entries + (chunk * H + i_h) * K * V
+            _put(at_entry, o_0, o_c, K, V, V, b_0, chunk >= 0)
+            if K > BK:
+                _put(at_entry, o_1, o_c, K, V, V, b_1, chunk >= 0)
+            own = tl.load(end_states + body, mask=is_body, other=0)
+            ends = _fp32(tl.where(is_body, own, chunk_ends + near * (K * V)), ALIGNED) + i_h * K * V
+            n_0 = _tile(ends, o_0, o_c, K, V, V, WHOLE)
+            n_1 = _tile(ends, o_1, o_c, K, V, V, WHOLE) if K > BK else n_0
         else:
-            last_chunk = tl.where(tl.load(steps + 7 * i_s + 6) != 0, last_chunk, first_chunk)
-        for i_m in range(first_chunk, last_chunk):
-            b_0, b_1 = _advance(
-                queries, writers, readers, values, scores, enters, rests, decays, outputs,
-                b_0, b_1, i_m, i_h, run_start + (i_m - first_chunk) * L, run_end, o_c, width,
-                H, K, V, L, BK, ERASES, CHANNELS, OF_STATE,
-            )  # fmt: skip
+            n_0 = tl.zeros([BK, BV], dtype=tl.float32)
+            n_1 = n_0
+        if FORM == 2:
+            matrix = stored + i_h * K * K
+            n_0 += _times(_tile(matrix, o_0, o_0, K, K, K, WHOLE), b_0)
+            if K > BK:
+                n_0 += _times(_tile(matrix, o_0, o_1, K, K, K, WHOLE), b_1)
+                n_1 += _times(_tile(matrix, o_1, o_0, K, K, K, WHOLE), b_0)
+                n_1 += _times(_tile(matrix, o_1, o_1, K, K, K, WHOLE), b_1)
+        else:
+            n_0 += b_0 * _scale(stored, i_h, o_0, K, FORM == 1)
+            if K > BK:
+                n_1 += b_1 * _scale(stored, i_h, o_1, K, FORM == 1)
+        moves = is_body | (chunk >= 0)
+        b_0 = tl.where(moves, n_0, b_0)
+        b_1 = tl.where(moves, n_1, b_1)
         if OF_STATE:
-            if BODY >= 0:  # noqa: SIM102 # known when the kernel is compiled, unlike the other one
-                if body >= 0:
-                    b_0, b_1 = _pass_body(transition, end_state, b_0, b_1, i_h, o_c, K, V, BK, BODY, ALIGNED)
-            if keep >= 0:
-                p_e = (keep * H + i_h) * K * V + o_k[:, None] * V + o_c[None, :]
-                tl.store(kept + p_e, b_0, mask=m_0)
-                if K > BK:
-                    tl.store(kept + p_e + BK * V, b_1, mask=m_1)
-    tl.store(home + p_h, b_0, mask=m_0)
+            at_kept = kept + (keep * H + i_h) * K * V
+            _put(at_kept, o_0, o_c, K, V, V, b_0, keep >= 0)
+            if K > BK:
+                _put(at_kept, o_1, o_c, K, V, V, b_1, keep >= 0)
+    _put(at_home, o_0, o_c, K, width, width, b_0, True)
     if K > BK:
-        tl.store(home + p_h + BK * width, b_1, mask=m_1)
+        _put(at_home, o_1, o_c, K, width, width, b_1, True)
 
 
 @triton.jit
 def _carry_kernel(
-    queries, writers, readers, values, scores, enters, rests, decays,
-    cu_steps, steps, transitions, end_states,
-    states, columns, outputs, kept, num_state_blocks,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    ERASES: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, BODY: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    cu_steps, bodies_from, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
+    states, columns, entries, kept, num_state_blocks,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    FORM: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, one head, one block of columns of its state, or of its transition behind them.
+    """One sequence, one head, one block of columns of its state, or of its transition behind them, which begins with its body.
 
-    The columns stand in registers as one tile or two of `[BK, BV]`. Blocks of one head are neighbours in the grid, since they
-    read the same chunks. A transition's blocks write into `columns` and read nothing out. steps rows: first chunk, one past the
-    last, first token, one past the last, body, where to keep the state behind it, whether the transition takes part. BODY:
-    the form of stored transitions, below 0 where no sequence has a body.
+    A step is a chunk, a stored body, or nothing but a state to keep. FORM of transitions: 2 matrices, 1 a number a channel, 0 one
+    number. Addresses are those of fp32 numbers. Blocks of one head are neighbours in the grid, since they read the same steps.
     """
     i_c, i_h, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    end_step = tl.load(cu_steps + i_r + 1)
     if COLUMNS:
         if i_c >= num_state_blocks:
             _carry_block(
-                queries, writers, readers, values, scores, enters, rests, decays,
-                cu_steps, steps, transitions, end_states,
-                columns, outputs, kept, i_c - num_state_blocks, i_h, i_r, K,
-                H, K, V, L, BK, BV, ERASES, CHANNELS, False, BODY, ALIGNED,
+                tl.load(bodies_from + i_r), end_step, chunk_of, body_of, keep_of, transitions, end_states,
+                chunk_transitions, chunk_ends, columns, entries, kept, i_c - num_state_blocks, i_h, i_r, K,
+                H, K, V, BK, BV, FORM, False, ALIGNED, WHOLE,
             )  # fmt: skip
         else:
             _carry_block(
-                queries, writers, readers, values, scores, enters, rests, decays,
-                cu_steps, steps, transitions, end_states,
-                states, outputs, kept, i_c, i_h, i_r, V,
-                H, K, V, L, BK, BV, ERASES, CHANNELS, True, BODY, ALIGNED,
+                tl.load(cu_steps + i_r), end_step, chunk_of, body_of, keep_of, transitions, end_states,
+                chunk_transitions, chunk_ends, states, entries, kept, i_c, i_h, i_r, V,
+                H, K, V, BK, BV, FORM, True, ALIGNED, WHOLE,
             )  # fmt: skip
     else:
         _carry_block(
-            queries, writers, readers, values, scores, enters, rests, decays,
-            cu_steps, steps, transitions, end_states,
-            states, outputs, kept, i_c, i_h, i_r, V,
-            H, K, V, L, BK, BV, ERASES, CHANNELS, True, BODY, ALIGNED,
+            tl.load(cu_steps + i_r), end_step, chunk_of, body_of, keep_of, transitions, end_states,
+            chunk_transitions, chunk_ends, states, entries, kept, i_c, i_h, i_r, V,
+            H, K, V, BK, BV, FORM, True, ALIGNED, WHOLE,
         )  # fmt: skip
+
+
+@triton.jit
+def _read_kernel(
+    queries, enters, inside, entries, starts, ends, outputs,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    REPEATS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A block of columns of the outputs of one chunk and head: `Q · state + O`. SCALED: queries by what has decayed."""
+    i_c, i_m, i_h = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
+    Hk: tl.constexpr = H // REPEATS
+    o_l, o_k, o_c = tl.arange(0, L), tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
+    m_t = start + o_l < end
+    p_q = (start * Hk + i_h // REPEATS) * K + o_l[:, None] * (Hk * K)
+    p_o = (start * H + i_h) * V + o_l[:, None] * (H * V) + o_c[None, :]
+    m_o = m_t[:, None] & (o_c < V)[None, :]
+    at_entry = entries + (i_m * H + i_h) * K * V
+    b_o = tl.zeros([L, BV], dtype=tl.float32)
+    for i_k in tl.static_range(0, K, BK):
+        m_k = (i_k + o_k) < K
+        b_q = tl.load(queries + p_q + i_k + o_k[None, :], mask=m_t[:, None] & m_k[None, :], other=0.0).to(tl.float32)
+        b_h = _tile(at_entry, i_k + o_k, o_c, K, V, V, False)
+        b_o += tl.dot(b_q, b_h, input_precision=PRECISION)
+    if SCALED:
+        b_o *= tl.load(enters + start * H + i_h + o_l * H, mask=m_t, other=0.0)[:, None]
+    b_o += tl.load(inside + p_o, mask=m_o, other=0.0)
+    tl.store(outputs + p_o, b_o.to(outputs.dtype.element_ty), mask=m_o)
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """One stop of a sequence: a run, then a body where there is one, then a kept state where it is wanted.
 
-    of_body: the sequence's transition takes part.
+    of_body: the sequence's transition takes part, from the first such stop on.
     """
 
     run: int
@@ -235,48 +197,68 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Where every sequence goes: first step of every sequence `[B + 1]`, and steps as `_carry_kernel` reads them."""
+    """Where every sequence goes, as `_carry_kernel` reads it.
+
+    cu_steps `[B + 1]`; bodies_from `[B]`: the first step that a transition takes part in; of every step its chunk, its body, and
+    where to keep the state behind it, each NONE where there is none.
+    """
 
     tiling: Tiling
     cu_steps: torch.Tensor
-    steps: torch.Tensor
+    bodies_from: torch.Tensor
+    chunk_of: torch.Tensor
+    body_of: torch.Tensor
+    keep_of: torch.Tensor
     num_kept: int
 
     @property
     def num_sequences(self) -> int:
         """B."""
-        return len(self.cu_steps) - 1
+        return len(self.bodies_from)
 
     @classmethod
     def of(cls, tiling: Tiling, stops: Sequence[Sequence[Stop]]) -> "Course":
-        """The stops of every sequence, on the device."""
-        cu_steps, steps, kept = [0], list[int](), 0
+        """The stops of every sequence, on the device in one transfer."""
+        cu_steps, bodies_from, steps = [0], list[int](), list[tuple[int, int, int]]()
         for sequence in stops:
+            begins = len(steps)
             for own in sequence:
-                chunks, tokens = tiling.chunks_of(own.run), tiling.tokens_of(own.run)
-                steps += [chunks.start, chunks.stop, tokens.start, tokens.stop, own.body, own.keep, int(own.of_body)]
-                kept += own.keep != NONE
-            cu_steps.append(cu_steps[-1] + len(sequence))
-        both = send([*cu_steps, *steps], torch.int32, tiling.starts.device)
-        return cls(tiling, both[: len(cu_steps)], both[len(cu_steps) :], kept)
+                begins += 0 if own.of_body else len(_steps(tiling, own))
+                steps += _steps(tiling, own)
+            bodies_from.append(begins)
+            cu_steps.append(len(steps))
+        columns = [cu_steps, bodies_from, *([step[field] for step in steps] for field in range(3))]
+        sent = send([number for column in columns for number in column], torch.int32, tiling.starts.device)
+        num_kept = sum(own.keep != NONE for sequence in stops for own in sequence)
+        cu, bodies, chunk_of, body_of, keep_of = sent.split([len(column) for column in columns])
+        return cls(tiling, cu, bodies, chunk_of, body_of, keep_of, num_kept)
+
+
+def _steps(tiling: Tiling, stop: Stop) -> list[tuple[int, int, int]]:
+    """Chunk, body and kept place of every step of one stop; a state is kept behind the last."""
+    steps = [(chunk, NONE, NONE) for chunk in tiling.chunks_of(stop.run)]
+    if stop.body != NONE:
+        steps.append((NONE, stop.body, NONE))
+    if stop.keep != NONE:
+        chunk, body, _ = steps.pop() if steps else (NONE, NONE, NONE)
+        steps.append((chunk, body, stop.keep))
+    return steps
 
 
 @dataclass(frozen=True, slots=True)
 class _Bodies:
-    """Addresses of transitions and of end states `[2, bodies]`, int64; form and alignment as `_carry_kernel` takes them."""
+    """Addresses of transitions and of end states `[2, bodies]`, int64, and whether all lie as wide loads want them."""
 
     addresses: torch.Tensor
-    form: int
     is_aligned: bool
 
     @classmethod
-    def of(cls, bodies: Sequence[Body], device: torch.device) -> "_Bodies":
-        """Bodies of one layer, on the device."""
-        addresses = [0 if body.transition is None else body.transition.data_ptr() for body in bodies]
+    def of(cls, bodies: Sequence[Body], forgets: torch.Tensor) -> "_Bodies":
+        """Bodies of one layer; forgets: the transition of one that has none."""
+        addresses = [(forgets if body.transition is None else body.transition).data_ptr() for body in bodies]
         addresses += [body.end_state.data_ptr() for body in bodies]
-        sizes = [size for body in bodies for size in body.end_state.shape[1:]]
-        aligned = all(address % ALIGNMENT == 0 for address in addresses) and all(size % 4 == 0 for size in sizes)
-        return cls(send(addresses or [0, 0], torch.int64, device).view(2, -1), _body_form(bodies), aligned)
+        aligned = all(address % ALIGNMENT == 0 for address in addresses)
+        return cls(send(addresses or [0, 0], torch.int64, forgets.device).view(2, -1), aligned)
 
 
 def carry(
@@ -286,35 +268,58 @@ def carry(
     columns: torch.Tensor | None,
     bodies: Sequence[Body],
 ) -> WalkResult:
-    """Carry states `[R, H, K, V]`, and transition columns `[R, H, K, K]` where given, both in place."""
+    """Carry states `[R, H, K, V]`, and transition columns `[R, H, K, K]` where given, both fp32 and in place.
+
+    Outputs are of the values' dtype.
+    """
     heads, key_dim, value_dim = states.shape[1:]
-    width = min(32, block(value_dim))
-    state_blocks = triton.cdiv(value_dim, width)
-    column_blocks = 0 if columns is None else triton.cdiv(key_dim, width)
-    tiling, chunks, stored = course.tiling, prepare(inputs, course.tiling), _Bodies.of(bodies, states.device)
-    outputs = torch.empty_like(inputs.v)
+    chunks = prepare(inputs, course.tiling)
+    entries = states.new_empty(max(1, course.tiling.num_chunks), heads, key_dim, value_dim)
     kept = states.new_empty(max(1, course.num_kept), heads, key_dim, value_dim)
-    _carry_kernel[(state_blocks + column_blocks, heads, course.num_sequences)](
-        chunks.queries, chunks.writers, chunks.readers, chunks.values,
-        chunks.scores, chunks.enters, chunks.rests, chunks.decays,
-        course.cu_steps, course.steps, stored.addresses[0], stored.addresses[1],
-        states, states if columns is None else columns, outputs, kept, state_blocks,
-        H=heads, K=key_dim, V=value_dim, L=tiling.length, BK=_tile_rows(key_dim), BV=width,
-        ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3, COLUMNS=columns is not None,
-        BODY=stored.form, ALIGNED=stored.is_aligned, num_warps=4, num_stages=1,
-    )  # fmt: skip
+    if heads and course.num_sequences:
+        _launch(course, chunks, bodies, (states, columns, entries, kept))
+    outputs = torch.empty_like(inputs.v)
+    if course.tiling.num_chunks:
+        _read(inputs, chunks, entries, outputs)
     return WalkResult(outputs, states, dict(enumerate(kept[: course.num_kept])))
 
 
-def _tile_rows(key_dim: int) -> int:
-    return block(key_dim if key_dim <= STATE_ROWS else triton.cdiv(key_dim, 2))
+def _launch(
+    course: Course,
+    chunks: Chunks,
+    bodies: Sequence[Body],
+    memory: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor],
+) -> None:
+    states, columns, entries, kept = memory
+    heads, key_dim, value_dim = states.shape[1:]
+    form = 2 if chunks.transitions is not None else chunks.decays.ndim - 2
+    own = chunks.decays if chunks.transitions is None else chunks.transitions
+    forgets = states.new_zeros(heads, key_dim, key_dim) if any(body.transition is None for body in bodies) else states
+    stored = _Bodies.of(bodies, forgets)
+    width = min(TILE, block(value_dim))
+    if width > 32 and course.num_sequences * heads * (triton.cdiv(value_dim, width)) < _MANY_PROGRAMS:
+        width = 32
+    rows = block(key_dim if key_dim <= TILE else triton.cdiv(key_dim, 2))
+    state_blocks = triton.cdiv(value_dim, width)
+    column_blocks = 0 if columns is None else triton.cdiv(key_dim, width)
+    sizes = (key_dim % rows, value_dim % width, key_dim % width if columns is not None else 0)
+    _carry_kernel[(state_blocks + column_blocks, heads, course.num_sequences)](
+        course.cu_steps, course.bodies_from, course.chunk_of, course.body_of, course.keep_of,
+        stored.addresses[0], stored.addresses[1], own.data_ptr(), chunks.end_states.data_ptr(),
+        states, states if columns is None else columns, entries, kept, state_blocks,
+        H=heads, K=key_dim, V=value_dim, BK=rows, BV=width, FORM=form, COLUMNS=columns is not None,
+        ALIGNED=stored.is_aligned and key_dim % 4 == 0 and value_dim % 4 == 0, WHOLE=not any(sizes),
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
 
 
-def _body_form(bodies: Sequence[Body]) -> int:
-    """2 dense, 1 diagonal, 0 one number a head, −1 no body."""
-    if not bodies:
-        return NONE
-    shapes = [body.transition.shape[-2:] for body in bodies if body.transition is not None]
-    if not shapes or shapes[0][1] > 1:
-        return 2
-    return 1 if shapes[0][0] > 1 else 0
+def _read(inputs: RecurrenceInputs, chunks: Chunks, entries: torch.Tensor, outputs: torch.Tensor) -> None:
+    (heads, value_dim), key_dim, tiling = inputs.v.shape[1:], inputs.k.shape[-1], chunks.tiling
+    width = min(TILE, block(value_dim))
+    _read_kernel[(triton.cdiv(value_dim, width), tiling.num_chunks, heads)](
+        chunks.queries, chunks.outputs if chunks.enters is None else chunks.enters, chunks.outputs, entries,
+        tiling.starts, tiling.ends, outputs,
+        H=heads, K=key_dim, V=value_dim, L=tiling.length, BK=min(TILE, block(key_dim)), BV=width,
+        REPEATS=heads // chunks.queries.shape[1], SCALED=chunks.enters is not None, PRECISION=output_precision(inputs),
+        num_warps=4, num_stages=2,
+    )  # fmt: skip

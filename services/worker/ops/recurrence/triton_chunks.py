@@ -1,8 +1,12 @@
-"""What the recurrence's chunks need no state for, on a GPU: one launch for products, two for the delta rule's systems.
+"""What the recurrence's chunks need no state for, on a GPU: what every chunk does to a state, and what it reads out of one.
 
-`chunks.py` has the algebra. Each kernel keeps little enough in registers that nothing spills: products go over slices of
-the key channels, the unit lower triangular inverse over blocks of 16 rows, right sides over slices of columns. Dots are fp32 in
-three tf32 passes: plain tf32 is off by 3e-4 in a transition.
+A chunk maps the state before it to `W · state + U`, and its outputs are `Q · state + O` (`chunks.py` has the algebra: with its
+names `W = decay − writers · readers`, `U = writers · values`, `Q = queries − scores · readers`, `O = scores · values`). Where
+nothing is erased `W` is the decay alone, and `Q` the queries.
+
+Each kernel keeps little enough in registers that nothing spills: products go over slices of the key channels, the unit lower
+triangular inverse over blocks of 16 rows, folds over slices of columns. Dots of what reaches a state are fp32 in three tf32
+passes: plain tf32 is off by 3e-4 in a transition. What only reaches outputs of a half dtype takes one.
 """
 
 from collections.abc import Sequence
@@ -15,17 +19,19 @@ import triton.language as tl
 
 from services.worker.ops.recurrence.types import RecurrenceInputs
 
-__all__ = ["Chunks", "Tiling", "block", "prepare", "send", "tile"]
+__all__ = ["TILE", "Chunks", "Tiling", "block", "output_precision", "prepare", "send", "tile"]
 
 CHUNK_TOKENS = 64
 CHANNEL_CHUNK_TOKENS = 16
+# Rows of a state, or columns of what is folded, that one tile of registers holds.
+TILE = 64
 
 
 @triton.jit
 def _products_kernel(
     q, k, log_decay, beta, starts, ends,
     scores, erasures, enters, rests, decays,
-    H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, ERASES: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, REPEATS: tl.constexpr, ERASES: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one head with one decay a token; chunk rows behind the run's end count as tokens that do nothing.
 
@@ -38,7 +44,8 @@ def _products_kernel(
     row = start * H + i_h
     m_t = start + o_l < end
     p_t = row + o_l * H
-    p_k = row * K + o_l[:, None] * (H * K) + o_k[None, :]
+    Hk: tl.constexpr = H // REPEATS
+    p_k = (start * Hk + i_h // REPEATS) * K + o_l[:, None] * (Hk * K) + o_k[None, :]
     b_s = tl.zeros([L, L], dtype=tl.float32)
     b_a = tl.zeros([L, L], dtype=tl.float32)
     for i_k in range(0, K, BK):
@@ -65,10 +72,10 @@ def _products_kernel(
 @triton.jit
 def _channel_products_kernel(
     q, k, log_decay, beta, starts, ends,
-    queries, writers, scores, erasures, decays,
+    queries, entering, writers, scores, erasures, decays,
     H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, ERASES: tl.constexpr,
 ):  # fmt: skip
-    """As `_products_kernel`, with a decay of every key channel, which enters queries and writers."""
+    """As `_products_kernel`, with a decay of every key channel, which stands in queries, entering keys and writers."""
     i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
     o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
@@ -93,7 +100,9 @@ def _channel_products_kernel(
         rest = tl.sum(tl.where((o_l == last)[:, None], b_p, 0.0), axis=0)
         b_r = tl.where((o_l == j)[:, None], rest[None, :], b_r)
     tl.store(decays + (i_m * H + i_h) * K + o_k, tl.exp(tl.sum(b_x, axis=0)), mask=o_k < K)
-    tl.store(queries + p_k, b_q * tl.exp(tl.cumsum(b_x, axis=0)), mask=m_k)
+    b_e = tl.exp(tl.cumsum(b_x, axis=0))
+    tl.store(queries + p_k, b_q * b_e, mask=m_k)
+    tl.store(entering + p_k, b_k * b_e, mask=m_k)
     tl.store(writers + p_k, b_k * tl.exp(b_r), mask=m_k)
     p_s = row * L + o_l[:, None] * (H * L) + o_l[None, :]
     tl.store(scores + p_s, b_s, mask=m_t[:, None])
@@ -189,37 +198,113 @@ def _invert_kernel(
 
 
 @triton.jit
-def _solve_kernel(
-    k, v, log_decay, enters, beta, inverses, starts, ends,
-    readers, values, num_key_slices,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    L: tl.constexpr, BC: tl.constexpr, CHANNELS: tl.constexpr,
+def _write(
+    b_x, k, rests, p_k, row, m_t, target, i_m, i_h, o_c, width, diagonal,
+    H: tl.constexpr, K: tl.constexpr, Hk: tl.constexpr, L: tl.constexpr, BK: tl.constexpr,
+    CHANNELS: tl.constexpr, OF_TRANSITION: tl.constexpr,
 ):  # fmt: skip
-    """A slice of columns of the readers of one chunk and head, or of its values behind them: the inverse times right sides."""
+    """`writers · x` of columns `[L, BC]`, stored as columns of `U`; of `W`: taken from the decay on the diagonal."""
+    o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
+    for i_k in tl.static_range(0, K, BK):
+        o_r = i_k + o_k
+        m_r = o_r < K
+        b_w = tl.load(k + p_k + o_l[:, None] * (Hk * K) + o_r[None, :], mask=m_t[:, None] & m_r[None, :], other=0.0)
+        b_w = b_w.to(tl.float32)
+        if not CHANNELS:
+            b_w *= tl.load(rests + row + o_l * H, mask=m_t, other=0.0)[:, None]
+        b_y = _times(tl.trans(b_w), b_x)
+        if OF_TRANSITION:
+            p_d = diagonal + (i_m * H + i_h) * K + o_r if CHANNELS else diagonal + (i_m * H + i_h) + 0 * o_r
+            b_d = tl.load(p_d, mask=m_r, other=0.0)
+            b_y = tl.where(o_r[:, None] == o_c[None, :], b_d[:, None], 0.0) - b_y
+        p_y = (i_m * H + i_h) * K * width + o_r[:, None] * width + o_c[None, :]
+        tl.store(target + p_y, b_y, mask=m_r[:, None] & (o_c < width)[None, :])
+
+
+@triton.jit
+def _fold_keys(
+    q, k, beta, enters, rests, decays, inverses, b_s, queries, entering, writers, transitions,
+    i_c, i_m, i_h, start, m_t,
+    H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
+    REPEATS: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A slice of columns of `W` and `Q`."""
+    Hk: tl.constexpr = H // REPEATS
+    o_l, o_c = tl.arange(0, L), i_c * BC + tl.arange(0, BC)
+    row, p_k = start * H + i_h, (start * Hk + i_h // REPEATS) * K
+    m_c = m_t[:, None] & (o_c < K)[None, :]
+    p_c = p_k + o_l[:, None] * (Hk * K) + o_c[None, :]
+    p_q = row * K + o_l[:, None] * (H * K) + o_c[None, :]
+    if CHANNELS:
+        b_x = tl.load(entering + p_q, mask=m_c, other=0.0)
+        b_q = tl.load(queries + p_q, mask=m_c, other=0.0)
+    else:
+        b_e = tl.load(enters + row + o_l * H, mask=m_t, other=0.0)[:, None]
+        b_x = tl.load(k + p_c, mask=m_c, other=0.0).to(tl.float32) * b_e
+        b_q = tl.load(q + p_c, mask=m_c, other=0.0).to(tl.float32) * b_e
+    b_x *= tl.load(beta + row + o_l * H, mask=m_t, other=0.0)[:, None]
+    b_i = tl.load(inverses + row * L + o_l[:, None] * (H * L) + tl.arange(0, L)[None, :], mask=m_t[:, None], other=0.0)
+    b_r = _times(b_i, b_x)
+    tl.store(queries + p_q, b_q - tl.dot(b_s, b_r, input_precision=PRECISION), mask=m_c)
+    _write(
+        b_r, writers, rests, p_k, row, m_t, transitions, i_m, i_h, o_c, K, decays, H, K, Hk, L, BK, CHANNELS, True
+    )  # fmt: skip
+
+
+@triton.jit
+def _fold_values(
+    v, beta, rests, decays, inverses, b_s, outputs, writers, end_states,
+    i_c, i_m, i_h, start, m_t,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
+    REPEATS: tl.constexpr, ERASES: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A slice of columns of `U` and `O`."""
+    Hk: tl.constexpr = H // REPEATS
+    o_l, o_c = tl.arange(0, L), i_c * BC + tl.arange(0, BC)
+    row, p_k = start * H + i_h, (start * Hk + i_h // REPEATS) * K
+    m_c = m_t[:, None] & (o_c < V)[None, :]
+    p_v = row * V + o_l[:, None] * (H * V) + o_c[None, :]
+    b_u = tl.load(v + p_v, mask=m_c, other=0.0).to(tl.float32)
+    if ERASES:
+        p_i = row * L + o_l[:, None] * (H * L) + tl.arange(0, L)[None, :]
+        b_u *= tl.load(beta + row + o_l * H, mask=m_t, other=0.0)[:, None]
+        b_u = _times(tl.load(inverses + p_i, mask=m_t[:, None], other=0.0), b_u)
+    tl.store(outputs + p_v, tl.dot(b_s, b_u, input_precision=PRECISION), mask=m_c)
+    _write(
+        b_u, writers, rests, p_k, row, m_t, end_states, i_m, i_h, o_c, V, decays, H, K, Hk, L, BK, CHANNELS, False
+    )  # fmt: skip
+
+
+@triton.jit
+def _fold_kernel(
+    q, k, v, beta, enters, rests, decays, scores, inverses, starts, ends,
+    queries, entering, writers, transitions, end_states, outputs, num_key_slices,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
+    REPEATS: tl.constexpr, ERASES: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A slice of columns of one chunk and head: of `W` and `Q`, or behind them of `U` and `O`."""
     i_c, i_m, i_h = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
     o_l = tl.arange(0, L)
-    row = start * H + i_h
     m_t = start + o_l < end
-    p_t = row + o_l * H
-    b_i = tl.load(inverses + row * L + o_l[:, None] * (H * L) + o_l[None, :], mask=m_t[:, None], other=0.0)
-    b_b = tl.load(beta + p_t, mask=m_t, other=0.0)[:, None]
-    if i_c < num_key_slices:
-        o_c = i_c * BC + tl.arange(0, BC)
-        m_c = m_t[:, None] & (o_c < K)[None, :]
-        p_c = row * K + o_l[:, None] * (H * K) + o_c[None, :]
-        if CHANNELS:
-            b_e = tl.exp(tl.cumsum(tl.load(log_decay + p_c, mask=m_c, other=0.0), axis=0))
+    p_s = (start * H + i_h) * L + o_l[:, None] * (H * L) + o_l[None, :]
+    b_s = tl.load(scores + p_s, mask=m_t[:, None], other=0.0)
+    if ERASES:
+        if i_c < num_key_slices:
+            _fold_keys(
+                q, k, beta, enters, rests, decays, inverses, b_s, queries, entering, writers, transitions,
+                i_c, i_m, i_h, start, m_t, H, K, L, BK, BC, REPEATS, CHANNELS, PRECISION,
+            )  # fmt: skip
         else:
-            b_e = tl.load(enters + p_t, mask=m_t, other=0.0)[:, None]
-        b_x = tl.load(k + p_c, mask=m_c, other=0.0) * b_e * b_b
-        tl.store(readers + p_c, _times(b_i, b_x), mask=m_c)
+            _fold_values(
+                v, beta, rests, decays, inverses, b_s, outputs, writers, end_states,
+                i_c - num_key_slices, i_m, i_h, start, m_t, H, K, V, L, BK, BC, REPEATS, ERASES, CHANNELS, PRECISION,
+            )  # fmt: skip
     else:
-        o_c = (i_c - num_key_slices) * BC + tl.arange(0, BC)
-        m_c = m_t[:, None] & (o_c < V)[None, :]
-        p_c = row * V + o_l[:, None] * (H * V) + o_c[None, :]
-        b_x = tl.load(v + p_c, mask=m_c, other=0.0) * b_b
-        tl.store(values + p_c, _times(b_i, b_x), mask=m_c)
+        _fold_values(
+            v, beta, rests, decays, inverses, b_s, outputs, writers, end_states,
+            i_c, i_m, i_h, start, m_t, H, K, V, L, BK, BC, REPEATS, ERASES, CHANNELS, PRECISION,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,21 +337,21 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What needs no state, as `chunks.Chunks` has it, packed by token.
+    """What every chunk does, fp32.
 
-    enters, rests: `e^G` and `e^(G_L − G)` `[N, H]`, which are left out of queries and writers; of a decay of every channel
-    they are part of them.
+    enters `[N, H]`: what queries are still to be scaled by, None where `Q` is complete: `[N, Hk, K]` as they came in.
+
+    decays `[M, H]` or `[M, H, K]`; transitions `W` `[M, H, K, K]`, None where nothing is erased and the decays are all of it;
+    end_states `U` `[M, H, K, V]`; queries `Q` `[N, H, K]`; outputs `O` `[N, H, V]`.
     """
 
     tiling: Tiling
-    queries: torch.Tensor
-    writers: torch.Tensor
-    readers: torch.Tensor
-    values: torch.Tensor
-    scores: torch.Tensor
-    enters: torch.Tensor
-    rests: torch.Tensor
     decays: torch.Tensor
+    transitions: torch.Tensor | None
+    end_states: torch.Tensor
+    queries: torch.Tensor
+    outputs: torch.Tensor
+    enters: torch.Tensor | None
 
 
 def block(channels: int) -> int:
@@ -293,57 +378,108 @@ def tile(inputs: RecurrenceInputs, cu_runs: Sequence[int]) -> Tiling:
     return Tiling(both[: len(starts)], both[len(starts) :], tuple(first), tuple(cu_runs), length)
 
 
+@dataclass(frozen=True, slots=True)
+class _Gated:
+    """What products leave for the fold, fp32: scores and erasures `[N, H, L]`; decays as `Chunks` has them.
+
+    enters, rests `[N, H]`: `e^G` and `e^(G_L − G)`. Of a decay of every channel they stand in queries, keys that enter, and
+    writers, `[N, H, K]`; else these are what came in.
+    """
+
+    scores: torch.Tensor
+    erasures: torch.Tensor
+    decays: torch.Tensor
+    enters: torch.Tensor
+    rests: torch.Tensor
+    queries: torch.Tensor
+    entering: torch.Tensor
+    writers: torch.Tensor
+
+
 def prepare(inputs: RecurrenceInputs, tiling: Tiling) -> Chunks:
     """Chunks of contiguous inputs."""
-    every_channel, erases = inputs.log_decay.ndim == 3, inputs.beta is not None
-    gates = inputs.q.new_empty(2, *inputs.q.shape[:2])
+    tokens, heads, value_dim = inputs.v.shape
+    key_dim, erases = inputs.k.shape[-1], inputs.beta is not None
+    gated = _gate(inputs, tiling)
+
+    def fp32(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=inputs.v.device)
+
+    own_queries = inputs.log_decay.ndim == 3
     chunks = Chunks(
         tiling=tiling,
-        queries=torch.empty_like(inputs.q) if every_channel else inputs.q,
-        writers=torch.empty_like(inputs.k) if every_channel else inputs.k,
-        readers=torch.empty_like(inputs.k) if erases else inputs.k,
-        values=torch.empty_like(inputs.v) if erases else inputs.v,
-        scores=inputs.q.new_empty(*inputs.q.shape[:2], tiling.length),
-        enters=gates[0],
-        rests=gates[1],
-        decays=inputs.q.new_empty(tiling.num_chunks, *inputs.log_decay.shape[1:]),
+        decays=gated.decays,
+        transitions=fp32(tiling.num_chunks, heads, key_dim, key_dim) if erases else None,
+        end_states=fp32(max(1, tiling.num_chunks), heads, key_dim, value_dim),
+        queries=gated.queries if own_queries or not erases else fp32(tokens, heads, key_dim),
+        outputs=fp32(tokens, heads, value_dim),
+        enters=None if own_queries or erases else gated.enters,
     )
     if tiling.num_chunks:
-        _fill(inputs, chunks)
+        _fold(inputs, gated, chunks)
     return chunks
 
 
-def _fill(inputs: RecurrenceInputs, chunks: Chunks) -> None:
-    tiling, (heads, key_dim) = chunks.tiling, inputs.q.shape[1:]
-    erasures = chunks.scores if inputs.beta is None else torch.empty_like(chunks.scores)
-    beta = inputs.q if inputs.beta is None else inputs.beta
+def _gate(inputs: RecurrenceInputs, tiling: Tiling) -> _Gated:
+    """Products of queries and keys, and inverses where there are erasures."""
+    (tokens, heads, _), key_dim = inputs.v.shape, inputs.k.shape[-1]
+    device, every_channel = inputs.v.device, inputs.log_decay.ndim == 3
+    scores = torch.empty(tokens, heads, tiling.length, device=device)
+    gates = torch.empty(2, tokens, heads, device=device)
+    scaled = [torch.empty(tokens, heads, key_dim, device=device) for _ in range(3)] if every_channel else None
+    gated = _Gated(
+        scores=scores,
+        erasures=scores if inputs.beta is None else torch.empty_like(scores),
+        decays=torch.empty(tiling.num_chunks, *inputs.log_decay.shape[1:], device=device),
+        enters=gates[0],
+        rests=gates[1],
+        queries=inputs.q if scaled is None else scaled[0],
+        entering=inputs.k if scaled is None else scaled[1],
+        writers=inputs.k if scaled is None else scaled[2],
+    )
+    if tiling.num_chunks:
+        _multiply(inputs, tiling, gated)
+    return gated
+
+
+def _multiply(inputs: RecurrenceInputs, tiling: Tiling, gated: _Gated) -> None:
+    heads, key_dim, erases = inputs.v.shape[1], inputs.k.shape[-1], inputs.beta is not None
+    beta = inputs.log_decay if inputs.beta is None else inputs.beta
     grid = (tiling.num_chunks, heads)
     if inputs.log_decay.ndim == 3:
         _channel_products_kernel[grid](
             inputs.q, inputs.k, inputs.log_decay, beta, tiling.starts, tiling.ends,
-            chunks.queries, chunks.writers, chunks.scores, erasures, chunks.decays,
-            H=heads, K=key_dim, L=tiling.length, BK=block(key_dim), ERASES=inputs.beta is not None,
+            gated.queries, gated.entering, gated.writers, gated.scores, gated.erasures, gated.decays,
+            H=heads, K=key_dim, L=tiling.length, BK=block(key_dim), ERASES=erases,
             num_warps=4, num_stages=1,
         )  # fmt: skip
     else:
         _products_kernel[grid](
             inputs.q, inputs.k, inputs.log_decay, beta, tiling.starts, tiling.ends,
-            chunks.scores, erasures, chunks.enters, chunks.rests, chunks.decays,
-            H=heads, K=key_dim, L=tiling.length, BK=min(32, block(key_dim)), ERASES=inputs.beta is not None,
+            gated.scores, gated.erasures, gated.enters, gated.rests, gated.decays,
+            H=heads, K=key_dim, L=tiling.length, BK=min(32, block(key_dim)), REPEATS=inputs.repeats, ERASES=erases,
             num_warps=4, num_stages=2,
         )  # fmt: skip
-    if inputs.beta is not None:
-        _invert_kernel[grid](erasures, tiling.starts, tiling.ends, H=heads, L=tiling.length, num_warps=1)
-        _solve(inputs, chunks, erasures)
+    if erases:
+        _invert_kernel[grid](gated.erasures, tiling.starts, tiling.ends, H=heads, L=tiling.length, num_warps=1)
 
 
-def _solve(inputs: RecurrenceInputs, chunks: Chunks, inverses: torch.Tensor) -> None:
-    tiling, (heads, key_dim), value_dim = chunks.tiling, inputs.k.shape[1:], inputs.v.shape[-1]
-    columns = min(64, block(max(key_dim, value_dim)))
-    key_slices, value_slices = triton.cdiv(key_dim, columns), triton.cdiv(value_dim, columns)
-    _solve_kernel[(key_slices + value_slices, tiling.num_chunks, heads)](
-        inputs.k, inputs.v, inputs.log_decay, chunks.enters, inputs.beta, inverses, tiling.starts, tiling.ends,
-        chunks.readers, chunks.values, key_slices,
-        H=heads, K=key_dim, V=value_dim, L=tiling.length, BC=columns, CHANNELS=inputs.log_decay.ndim == 3,
-        num_warps=4, num_stages=1,
+def _fold(inputs: RecurrenceInputs, gated: _Gated, chunks: Chunks) -> None:
+    tiling, (heads, value_dim), key_dim = chunks.tiling, inputs.v.shape[1:], inputs.k.shape[-1]
+    beta = gated.rests if inputs.beta is None else inputs.beta
+    columns = min(TILE, block(max(key_dim, value_dim)))
+    key_slices = 0 if chunks.transitions is None else triton.cdiv(key_dim, columns)
+    _fold_kernel[(key_slices + triton.cdiv(value_dim, columns), tiling.num_chunks, heads)](
+        inputs.q, inputs.k, inputs.v, beta, gated.enters, gated.rests, gated.decays, gated.scores, gated.erasures,
+        tiling.starts, tiling.ends, chunks.queries, gated.entering, gated.writers,
+        chunks.end_states if chunks.transitions is None else chunks.transitions, chunks.end_states, chunks.outputs,
+        key_slices,
+        H=heads, K=key_dim, V=value_dim, L=tiling.length, BK=min(TILE, block(key_dim)), BC=columns,
+        REPEATS=inputs.repeats, ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3,
+        PRECISION=output_precision(inputs), num_warps=4, num_stages=1,
     )  # fmt: skip
+
+
+def output_precision(inputs: RecurrenceInputs) -> str:
+    """Of dots that only reach outputs: a half dtype rounds them to less than tf32 has."""
+    return "tf32x3" if inputs.v.dtype == torch.float32 else "tf32"

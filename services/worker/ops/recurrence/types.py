@@ -12,8 +12,9 @@ __all__ = ["CaptureResult", "RecurrenceInputs", "ScanResult", "WalkResult"]
 class RecurrenceInputs:
     """What the tokens bring, packed.
 
-    q, k: `[N, H, K]`; v: `[N, H, V]`; log_decay: `[N, H]`, or `[N, H, K]` where every key channel decays on its own;
-    beta: `[N, H]` of a delta rule, None where nothing is erased. H counts value heads; key heads come repeated.
+    q, k: `[N, Hk, K]`; v: `[N, H, V]`; log_decay: `[N, H]`, or `[N, H, K]` where every key channel decays on its own;
+    beta: `[N, H]` of a delta rule, None where nothing is erased. H counts value heads, of which `repeats` neighbours share a
+    key head; decays of every channel have a key head each. q, k and v are fp32, or of a half dtype for kernels.
     """
 
     q: torch.Tensor
@@ -23,13 +24,26 @@ class RecurrenceInputs:
     beta: torch.Tensor | None
 
     def __post_init__(self) -> None:
-        heads = self.v.shape[:2]
-        if self.q.shape != self.k.shape or self.k.shape[:2] != heads:
+        tokens, heads, _ = self.v.shape
+        if self.q.shape != self.k.shape or self.k.shape[0] != tokens or heads % self.k.shape[1]:
             raise ValueError(f"q {tuple(self.q.shape)} and k {tuple(self.k.shape)} do not fit v {tuple(self.v.shape)}")
-        if self.log_decay.shape not in (heads, self.k.shape):
-            raise ValueError(f"log_decay must be {tuple(heads)} or {tuple(self.k.shape)}")
-        if self.beta is not None and self.beta.shape != heads:
-            raise ValueError(f"beta must be {tuple(heads)}")
+        of_channels = (tokens, heads, self.k.shape[-1]) if self.repeats == 1 else None
+        if self.log_decay.shape not in ((tokens, heads), of_channels):
+            raise ValueError(f"log_decay must be {(tokens, heads)} or {of_channels}")
+        if self.beta is not None and self.beta.shape != (tokens, heads):
+            raise ValueError(f"beta must be {(tokens, heads)}")
+
+    @property
+    def repeats(self) -> int:
+        """Value heads of a key head."""
+        return self.v.shape[1] // self.k.shape[1]
+
+    def spread(self) -> "RecurrenceInputs":
+        """The same with a key head for every value head."""
+        if self.repeats == 1:
+            return self
+        q, k = (heads.repeat_interleave(self.repeats, dim=1) for heads in (self.q, self.k))
+        return RecurrenceInputs(q, k, self.v, self.log_decay, self.beta)
 
     def __getitem__(self, tokens: slice | torch.Tensor) -> "RecurrenceInputs":
         beta = None if self.beta is None else self.beta[tokens]
