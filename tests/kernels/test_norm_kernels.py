@@ -28,6 +28,18 @@ def test_rms_norm(shape: tuple[int, ...], device: torch.device) -> None:
     assert_far(kernels.rms_norm(hidden, weight.flip(0), EPS), expected, TOLERANCE)
 
 
+@pytest.mark.parametrize("shape", [(5, 37), (1, 2500)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    """The sum is rounded before it is normed; its parts lie in rows of different widths."""
+    hidden, update = _draw(shape, 1, device).to(dtype), _draw(shape, 3, device).contiguous().to(dtype)
+    weight = _draw(shape[-1:], 2, device).contiguous()
+    expected, actual = (form.add_rms_norm(hidden, update, weight, EPS) for form in (naive, kernels))
+    assert torch.equal(actual[0], expected[0])
+    assert_close(actual[1].float(), expected[1].float(), TOLERANCE if dtype == torch.float32 else 1e-3)
+    assert_far(kernels.rms_norm(hidden, weight, EPS).float(), expected[1].float(), 1e-3)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gated_rms_norm(shape: tuple[int, ...], device: torch.device) -> None:
     """Hidden states and gates lie in rows of different widths."""

@@ -7,13 +7,21 @@ import torch
 from services.worker.ops.device import runs_kernels
 from services.worker.ops.norm import naive
 
-__all__ = ["gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
+__all__ = ["add_rms_norm", "gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x / √(mean x² + ε) · weight` (arXiv 1910.07467); zero-centred checkpoints add 1 to the weight when they are loaded."""
     normed: torch.Tensor = _form(hidden).rms_norm(hidden, weight, eps)
     return normed
+
+
+def add_rms_norm(
+    hidden: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`hidden + update` in their dtype, and `rms_norm` of it: a residual and the norm behind it."""
+    added: tuple[torch.Tensor, torch.Tensor] = _form(hidden).add_rms_norm(hidden, update, weight, eps)
+    return added
 
 
 def gated_rms_norm(hidden: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

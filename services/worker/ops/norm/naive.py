@@ -3,13 +3,21 @@
 import torch
 import torch.nn.functional as F
 
-__all__ = ["gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
+__all__ = ["add_rms_norm", "gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
 
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`x / rms(x) · weight` over the last axis; zero-centred checkpoints add 1 to the weight when they are loaded."""
     wide = hidden.float() if hidden.dtype in (torch.bfloat16, torch.float16) else hidden
     return F.rms_norm(wide, weight.shape, weight.to(wide.dtype), eps).to(hidden.dtype)
+
+
+def add_rms_norm(
+    hidden: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`hidden + update`, and the norm of it."""
+    total = hidden + update
+    return total, rms_norm(total, weight, eps)
 
 
 def gated_rms_norm(hidden: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

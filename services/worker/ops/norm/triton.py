@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
+__all__ = ["add_rms_norm", "gated_rms_norm", "grouped_rms_norm", "l2_norm", "rms_norm"]
 
 _TILE = 2048
 
@@ -32,6 +32,25 @@ def _norm_kernel(
         b_g = tl.load(gate + p_g, mask=m_x, other=0.0).to(tl.float32)
         b_y *= b_g * tl.sigmoid(b_g)
     tl.store(outputs + o_r[:, None] * D + o_d[None, :], b_y.to(outputs.dtype.element_ty), mask=m_x)
+
+
+@triton.jit
+def _add_norm_kernel(
+    hidden, update, weight, total, outputs, rows, D, hidden_stride, update_stride, eps,
+    BR: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """A block of rows: their sum with an update, rounded as it is stored, and the norm of that."""
+    o_r = (tl.program_id(0) * BR + tl.arange(0, BR)).to(tl.int64)[:, None]
+    o_d = tl.arange(0, BD)
+    m_x = (o_r < rows) & (o_d < D)[None, :]
+    b_x = tl.load(hidden + o_r * hidden_stride + o_d[None, :], mask=m_x, other=0.0).to(tl.float32)
+    b_x += tl.load(update + o_r * update_stride + o_d[None, :], mask=m_x, other=0.0).to(tl.float32)
+    b_x = b_x.to(total.dtype.element_ty)
+    tl.store(total + o_r * D + o_d[None, :], b_x, mask=m_x)
+    b_y = b_x.to(tl.float32)
+    b_y *= tl.rsqrt(tl.sum(b_y * b_y, axis=1) / D + eps)[:, None]
+    b_y *= tl.load(weight + o_d, mask=o_d < D, other=0.0).to(tl.float32)[None, :]
+    tl.store(outputs + o_r * D + o_d[None, :], b_y.to(outputs.dtype.element_ty), mask=m_x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +101,21 @@ def _norm(
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As `naive.rms_norm`."""
     return _norm(hidden, weight, None, float(hidden.shape[-1]), eps)
+
+
+def add_rms_norm(
+    hidden: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `naive.add_rms_norm`, of rows `[N, D]` whose channels are contiguous."""
+    rows, channels = hidden.shape
+    total, outputs = hidden.new_empty(rows, channels), hidden.new_empty(rows, channels)
+    block = triton.next_power_of_2(channels)
+    rows_a_program = max(1, _TILE // block)
+    _add_norm_kernel[(triton.cdiv(rows, rows_a_program),)](
+        hidden, update, weight, total, outputs, rows, channels, hidden.stride(0), update.stride(0), eps,
+        BR=rows_a_program, BD=block, num_warps=4 if block <= 2 * _TILE else 8,
+    )  # fmt: skip
+    return total, outputs
 
 
 def gated_rms_norm(hidden: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
