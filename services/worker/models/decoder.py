@@ -11,6 +11,7 @@ from services.worker.mixers.batch import DecodeBatch, Mixer
 from services.worker.mixers.linear import LinearMixer
 from services.worker.models.spec import ModelSpec, ResidualFactors
 from services.worker.ops.norm import rms_norm
+from services.worker.ops.swiglu import activate
 
 __all__ = ["FeedForward", "Layer", "Mix", "Model", "PostNormLayer", "PreNormLayer", "SwiGlu"]
 
@@ -34,8 +35,7 @@ class SwiGlu:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `FeedForward`."""
-        gate, up = F.linear(hidden, self.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.down)
+        return F.linear(activate(F.linear(hidden, self.gate_up)), self.down)
 
 
 class Layer(Protocol):
