@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from services.worker.ops.routed_swiglu import Choice, grouped, naive
+from services.worker.ops.routed_swiglu import Choice, SharedTerm, grouped, naive
 from services.worker.ops.routed_swiglu import triton as kernels
 from tests.exactness.rig import assert_close, assert_far
 
@@ -22,9 +22,10 @@ class Block:
     choice: Choice
     gate_up: torch.Tensor
     down: torch.Tensor
+    shared: SharedTerm | None = None
 
     def run(self, form: ModuleType) -> torch.Tensor:
-        outputs: torch.Tensor = form.feed_forward(self.hidden, self.choice, self.gate_up, self.down)
+        outputs: torch.Tensor = form.feed_forward(self.hidden, self.choice, self.gate_up, self.down, self.shared)
         return outputs
 
 
@@ -37,7 +38,7 @@ def _draw(
     scores[:, 0] += 0.5
     scores[:, 3] = -1.0
     choice = Choice(
-        scores.argsort(dim=-1, descending=True)[:, :TOP].to(device),
+        scores.argsort(dim=-1, descending=True)[:, :TOP].to(device, torch.int32),
         torch.rand(tokens, TOP, generator=generator).to(device),
     )
 
@@ -67,6 +68,32 @@ def test_one_expert_a_token(form: ModuleType, device: torch.device) -> None:
 def test_equals_the_naive_form(form: ModuleType, tokens: int, device: torch.device) -> None:
     block = _draw(tokens, device)
     assert_close(block.run(form), block.run(naive), TOLERANCE)
+
+
+def _draw_shared(block: Block, gated: bool) -> SharedTerm:
+    """Rows and logits that are slices of wider ones."""
+    tokens, channels = block.hidden.shape
+    drawn = torch.randn(tokens, channels + 4, generator=torch.Generator().manual_seed(1)).to(block.hidden)
+    return SharedTerm(drawn[:, :channels], drawn[:, channels + 1].float() if gated else None)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_shared_block_is_added(form: ModuleType, gated: bool, device: torch.device) -> None:
+    block = _draw(7, device)
+    shared = replace(block, shared=_draw_shared(block, gated))
+    assert_close(shared.run(form), shared.run(naive), TOLERANCE)
+    assert_far(shared.run(form), block.run(naive), TOLERANCE)
+    other = replace(block, shared=_draw_shared(block, not gated))
+    assert_far(other.run(form), shared.run(naive), TOLERANCE)
+
+
+def test_a_shared_block_is_rounded_with_the_experts(device: torch.device) -> None:
+    """Parts that cancel leave what a sum of rounded sums would have lost."""
+    block = _draw(7, device, dtype=torch.float16)
+    mixed = block.run(kernels)
+    cancelled = replace(block, shared=SharedTerm(-mixed)).run(kernels)
+    assert bool((cancelled != 0).any())
+    assert float(cancelled.abs().max()) <= 2**-10 * float(mixed.abs().max())
 
 
 WRONG = {
@@ -105,8 +132,10 @@ def test_half_precision_in_every_tile(rows: int, monkeypatch: pytest.MonkeyPatch
     assert_close(actual, wide.run(naive), tolerance)
 
 
-def test_many_pairs_are_ordered_alike(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
-    experts = _draw(70, device).choice.experts
+@pytest.mark.parametrize("tokens", [1, 70, 256, 300])
+def test_many_pairs_are_ordered_alike(tokens: int, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """One block of pairs, three full ones, and others whose last is not full."""
+    experts = _draw(tokens, device).choice.experts
     few = kernels._Order.of(experts, NUM_EXPERTS)
     monkeypatch.setattr(kernels, "_MOST_PAIRS_READ", 0)
     many = kernels._Order.of(experts, NUM_EXPERTS)

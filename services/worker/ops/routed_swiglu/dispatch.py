@@ -4,15 +4,17 @@ import torch
 
 from services.worker.ops.device import runs_kernels
 from services.worker.ops.routed_swiglu import grouped
-from services.worker.ops.routed_swiglu.types import Choice
+from services.worker.ops.routed_swiglu.types import Choice, SharedTerm
 
 __all__ = ["feed_forward"]
 
 
-def feed_forward(hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def feed_forward(
+    hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, down: torch.Tensor, shared: SharedTerm | None = None
+) -> torch.Tensor:
     """As `naive.feed_forward`."""
     if not runs_kernels(hidden):
-        return grouped.feed_forward(hidden, choice, gate_up, down)
+        return grouped.feed_forward(hidden, choice, gate_up, down, shared)
     from services.worker.ops.routed_swiglu import triton
 
-    return triton.feed_forward(hidden, choice, gate_up, down)
+    return triton.feed_forward(hidden, choice, gate_up, down, shared)

@@ -3,12 +3,14 @@
 import torch
 import torch.nn.functional as F
 
-from services.worker.ops.routed_swiglu.types import Choice
+from services.worker.ops.routed_swiglu.types import Choice, SharedTerm
 
 __all__ = ["feed_forward"]
 
 
-def feed_forward(hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def feed_forward(
+    hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, down: torch.Tensor, shared: SharedTerm | None = None
+) -> torch.Tensor:
     """As `naive.feed_forward`; the sum is fp32."""
     flat = choice.experts.flatten()
     order = flat.argsort(stable=True)
@@ -21,4 +23,6 @@ def feed_forward(hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, do
             gate, up = F.linear(hidden[own], gate_up[expert]).chunk(2, dim=-1)
             outputs = F.linear(F.silu(gate) * up, down[expert])
             mixed.index_add_(0, own, outputs.float() * weights[expert][:, None])
+    if shared is not None:
+        mixed += shared.scaled(mixed.dtype)
     return mixed.to(hidden.dtype)

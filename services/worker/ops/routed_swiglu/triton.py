@@ -1,10 +1,12 @@
-"""Routed experts on a GPU, with nothing that waits for the device: four launches, whose grids the shapes alone decide.
+"""Routed experts on a GPU, with nothing that waits for the device: launches whose grids the shapes alone decide.
 
-`_order_kernel` puts pairs in the order of their experts. `_gate_up_kernel` and `_down_kernel` run a program a tile of one
-expert's pairs and block of columns; how many tiles there are, and whose they are, every program works out from the experts'
-offsets, and programs behind the last tile end at once. `_sum_kernel` adds a token's experts in the order of its choice, so
-that no result depends on which program was first. Columns are the fastest axis of the grids: programs that run together
-read the same rows, and an expert's tiles meet its weights in L2.
+`_order_kernel` puts pairs in the order of their experts. Of many pairs `_count_kernel` counts those of every block and
+expert, a running sum over the counts, expert by expert, says where each block's begin, and `_place_kernel` puts them there.
+`_gate_up_kernel` and `_down_kernel` run a program a tile of one expert's pairs and block of columns; how many tiles there
+are, and whose they are, every program works out from the experts' offsets, and programs behind the last tile end at once.
+`_sum_kernel` adds a token's experts in the order of its choice, and the shared term last, so that no result depends on which
+program was first. Columns are the fastest axis of the grids: programs that run together read the same rows, and an expert's
+tiles meet its weights in L2.
 """
 
 from dataclasses import dataclass
@@ -13,12 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
-from services.worker.ops.routed_swiglu.types import Choice
+from services.worker.ops.routed_swiglu.types import Choice, SharedTerm
 
 __all__ = ["feed_forward"]
 
-# Every program of `_order_kernel` reads all pairs, which is one short launch for few and more than a radix sort for many.
+# Every program of `_order_kernel` reads all pairs, which is one short launch for few and too much for many.
 _MOST_PAIRS_READ = 16384
+_BLOCK_PAIRS = 256
 _SUM_CHANNELS = 1024
 
 
@@ -43,6 +46,40 @@ def _order_kernel(
         place += tl.sum(b_own, axis=0)
     if i_e == E - 1:
         tl.store(firsts + E, place)
+
+
+@triton.jit
+def _count_kernel(
+    experts, counts, P, E,
+    BP: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """How many pairs of one block every expert has, at `1 + expert * blocks + block`; a zero stands before all."""
+    i_b = tl.program_id(0)
+    o_p, o_e = i_b * BP + tl.arange(0, BP), tl.arange(0, BE)
+    # Places behind the last pair count for a column that is nobody's.
+    b_e = tl.load(experts + o_p, mask=o_p < P, other=E).to(tl.int32)
+    tl.store(counts + 1 + o_e * tl.num_programs(0) + i_b, tl.histogram(b_e, BE), mask=o_e < E)
+    if i_b == 0:
+        tl.store(counts, 0)
+
+
+@triton.jit
+def _place_kernel(
+    experts, starts, order, P,
+    BP: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """The pairs of one block behind its start at their expert, after those before them in the block."""
+    i_b = tl.program_id(0)
+    o_p = i_b * BP + tl.arange(0, BP)
+    b_e = tl.load(experts + o_p, mask=o_p < P, other=0)
+    b_before = tl.zeros([BP], dtype=tl.int32)
+    for begin in range(0, BP, BJ):
+        o_j = i_b * BP + begin + tl.arange(0, BJ)
+        b_j = tl.load(experts + o_j, mask=o_j < P, other=0)
+        m_j = (b_j[:, None] == b_e[None, :]) & (o_j[:, None] < o_p[None, :])
+        b_before += tl.sum(m_j.to(tl.int32), axis=0)
+    b_place = tl.load(starts + b_e * tl.num_programs(0) + i_b, mask=o_p < P, other=0) + b_before
+    tl.store(order + b_place, o_p, mask=o_p < P)
 
 
 @triton.jit
@@ -113,8 +150,8 @@ def _down_kernel(
 
 @triton.jit
 def _sum_kernel(
-    parts, outputs, H,
-    TOP: tl.constexpr, BH: tl.constexpr,
+    parts, shared, shared_logits, outputs, H, shared_stride, logit_stride,
+    TOP: tl.constexpr, BH: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """One token and block of channels."""
     i_t = tl.program_id(0).to(tl.int64)
@@ -122,6 +159,11 @@ def _sum_kernel(
     b_o = tl.zeros([BH], dtype=tl.float32)
     for i_s in tl.static_range(TOP):
         b_o += tl.load(parts + (i_t * TOP + i_s) * H + o_h, mask=o_h < H, other=0.0).to(tl.float32)
+    if SHARED:
+        b_s = tl.load(shared + i_t * shared_stride + o_h, mask=o_h < H, other=0.0).to(tl.float32)
+        if GATED:
+            b_s *= tl.sigmoid(tl.load(shared_logits + i_t * logit_stride).to(tl.float32))
+        b_o += b_s
     tl.store(outputs + i_t * H + o_h, b_o.to(outputs.dtype.element_ty), mask=o_h < H)
 
 
@@ -161,23 +203,34 @@ class _Order:
     def of(cls, experts: torch.Tensor, num_experts: int) -> "_Order":
         """The order of experts `[N, k]`."""
         # The first choices of several are every k-th number: flat, but not next to each other.
-        flat, device = experts.flatten().contiguous(), experts.device
-        if len(flat) > _MOST_PAIRS_READ:
-            by_expert = flat.int().sort(stable=True)
-            bounds = torch.arange(num_experts + 1, dtype=torch.int32, device=device)
-            return cls(by_expert.indices.int(), torch.searchsorted(by_expert.values, bounds, out_int32=True))
-        order = cls(
-            torch.empty(len(flat), dtype=torch.int32, device=device),
-            torch.empty(num_experts + 1, dtype=torch.int32, device=device),
-        )
+        flat = experts.flatten().contiguous()
+        return cls._of_few(flat, num_experts) if len(flat) <= _MOST_PAIRS_READ else cls._of_many(flat, num_experts)
+
+    @classmethod
+    def _of_few(cls, flat: torch.Tensor, num_experts: int) -> "_Order":
+        pairs = torch.empty(len(flat), dtype=torch.int32, device=flat.device)
+        firsts = torch.empty(num_experts + 1, dtype=torch.int32, device=flat.device)
         block = min(1024, max(16, triton.next_power_of_2(len(flat))))
         _order_kernel[(num_experts,)](
-            flat, order.pairs, order.firsts, len(flat), num_experts, BP=block, num_warps=1 if block < 256 else 4
+            flat, pairs, firsts, len(flat), num_experts, BP=block, num_warps=1 if block < 256 else 4
         )
-        return order
+        return cls(pairs, firsts)
+
+    @classmethod
+    def _of_many(cls, flat: torch.Tensor, num_experts: int) -> "_Order":
+        pairs = torch.empty(len(flat), dtype=torch.int32, device=flat.device)
+        blocks = triton.cdiv(len(flat), _BLOCK_PAIRS)
+        counts = torch.empty(1 + num_experts * blocks, dtype=torch.int32, device=flat.device)
+        columns = max(32, triton.next_power_of_2(num_experts + 1))
+        _count_kernel[(blocks,)](flat, counts, len(flat), num_experts, BP=_BLOCK_PAIRS, BE=columns, num_warps=4)
+        starts = counts.cumsum(0, dtype=torch.int32)
+        _place_kernel[(blocks,)](flat, starts, pairs, len(flat), BP=_BLOCK_PAIRS, BJ=32, num_warps=4)
+        return cls(pairs, starts[::blocks].contiguous())
 
 
-def feed_forward(hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def feed_forward(
+    hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, down: torch.Tensor, shared: SharedTerm | None = None
+) -> torch.Tensor:
     """As `naive.feed_forward`, on a GPU: bf16, fp16 or fp32 as hidden and weights are, sums in fp32.
 
     Raises:
@@ -192,7 +245,6 @@ def feed_forward(hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, do
     most = tiles.most(tokens * top, num_experts)
     activated = hidden.new_empty(tokens * top, size)
     parts = hidden.new_empty(tokens * top, channels)
-    outputs = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     shape = {"BM": tiles.rows, "BK": tiles.channels, "BE": max(16, triton.next_power_of_2(num_experts))}
     launch = {"PRECISION": "tf32x3", "num_warps": tiles.warps, "num_stages": tiles.stages}
     _gate_up_kernel[(triton.cdiv(size, tiles.columns // 2), most)](
@@ -203,7 +255,20 @@ def feed_forward(hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, do
         activated, down, choice.weights.contiguous(), order.pairs, order.firsts, parts, num_experts, channels, size,
         BN=tiles.columns, **shape, **launch,
     )  # fmt: skip
+    return _sum(parts.view(tokens, top, channels), shared)
+
+
+def _sum(parts: torch.Tensor, shared: SharedTerm | None) -> torch.Tensor:
+    """Parts `[N, k, H]` and the shared term, to `[N, H]` in the parts' dtype."""
+    tokens, top, channels = parts.shape
+    outputs = parts.new_empty(tokens, channels)
+    # A kernel reads no more of these than its constants allow.
+    added, logits = parts, parts
+    if shared is not None:
+        added = shared.outputs if shared.outputs.stride(1) == 1 else shared.outputs.contiguous()
+        logits = added if shared.logits is None else shared.logits
     _sum_kernel[(tokens, triton.cdiv(channels, _SUM_CHANNELS))](
-        parts, outputs, channels, TOP=top, BH=_SUM_CHANNELS, num_warps=4
-    )
+        parts, added, logits, outputs, channels, added.stride(0), logits.stride(0), TOP=top, BH=_SUM_CHANNELS,
+        SHARED=shared is not None, GATED=shared is not None and shared.logits is not None, num_warps=4,
+    )  # fmt: skip
     return outputs
