@@ -13,7 +13,6 @@ depend on how many rows an expert was given.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 import torch.nn.functional as F
@@ -21,39 +20,20 @@ import torch.nn.functional as F
 from services.worker.models.decoder import SwiGlu
 from services.worker.models.errors import CheckpointError
 from services.worker.models.spec import DenseShape
-from services.worker.ops.routed_swiglu import Choice
+from services.worker.ops.routed_swiglu import SharedTerm
 from services.worker.ops.routed_swiglu import dispatch as routed_swiglu
+from services.worker.ops.routing import RoutingRule, Scoring, choose
 
-__all__ = ["ExpertNames", "Experts", "ExpertsShape", "Routing", "Scoring", "choose"]
-
-
-class Scoring(StrEnum):
-    """From logits to scores: against each other, or each on its own."""
-
-    SOFTMAX = "softmax"
-    SIGMOID = "sigmoid"
+__all__ = ["ExpertNames", "Experts", "ExpertsShape", "Routing", "Scoring", "stack_router"]
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
-    """How a token chooses `top_k` of `num_experts`.
-
-    corrected: a learned bias is added for choosing, and left out of the weights; with several groups only the experts of the
-    `top_groups` best are open, a group being as good as its two best experts together; renormalised: the weights of the
-    chosen sum to one; scale: on the weights, last.
+class Routing(RoutingRule):
+    """A rule under which a token can choose.
 
     Raises:
         CheckpointError: nothing can be chosen so.
     """
-
-    num_experts: int
-    top_k: int
-    scoring: Scoring
-    renormalised: bool
-    corrected: bool = False
-    num_groups: int = 1
-    top_groups: int = 1
-    scale: float = 1.0
 
     def __post_init__(self) -> None:
         even = self.num_groups >= 1 and self.num_experts % self.num_groups == 0
@@ -64,23 +44,20 @@ class Routing:
                 f"{self.num_groups} groups; download config.json again"
             )
 
-    @property
-    def group_size(self) -> int:
-        """Experts of a group."""
-        return self.num_experts // self.num_groups
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
     """Routed blocks of `size` channels each, and a shared block of `shared_size` where there is one.
 
-    shared_gated: the shared block's output is scaled by a sigmoid of the token.
+    shared_gated: the shared block's output is scaled by a sigmoid of the token; router_fp32: the router's matrix is kept in
+    fp32, as for families whose public code multiplies it so, or in the model's dtype.
     """
 
     size: int
     routing: Routing
     shared_size: int | None = None
     shared_gated: bool = False
+    router_fp32: bool = True
 
     def num_parameters(self, hidden_size: int) -> int:
         """See `FeedForwardShape`."""
@@ -112,39 +89,21 @@ class ExpertNames:
     shared_gate: str = "shared_expert_gate.weight"
 
 
-def choose(routing: Routing, logits: torch.Tensor, bias: torch.Tensor | None) -> Choice:
-    """The experts of tokens by their logits `[N, E]` and the bias `[E]`, both fp32. Of equals the first is taken."""
-    scores = logits.softmax(-1) if routing.scoring is Scoring.SOFTMAX else logits.sigmoid()
-    open_scores = _in_best_groups(routing, scores if bias is None else scores + bias)
-    experts = _best(open_scores, routing.top_k)
-    weights = scores.gather(-1, experts)
-    if routing.renormalised:
-        # The constant is that of the public routers: sigmoid scores may all round to zero.
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return Choice(experts, weights * routing.scale)
+def stack_router(experts: torch.Tensor, shared_gate: torch.Tensor) -> torch.Tensor:
+    """Rows of experts `[E, hidden]` and a shared block's gate `[1, hidden]`, for one product.
 
-
-def _in_best_groups(routing: Routing, scores: torch.Tensor) -> torch.Tensor:
-    """Scores with those of all but the best groups closed by −∞."""
-    if routing.top_groups == routing.num_groups:
-        return scores
-    grouped: torch.Tensor = scores.unflatten(-1, (routing.num_groups, routing.group_size))
-    worth = grouped.topk(min(2, routing.group_size), dim=-1).values.sum(-1)
-    closed = torch.ones_like(worth, dtype=torch.bool).scatter(-1, _best(worth, routing.top_groups), value=False)
-    return grouped.masked_fill(closed[..., None], float("-inf")).flatten(-2)
-
-
-def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Places of the largest; `topk` would leave it to the device which of two equals it takes."""
-    order: torch.Tensor = scores.sort(dim=-1, descending=True, stable=True).indices
-    return order[..., :count]
+    Rows of zeros follow up to a multiple of eight: tensor cores take rows of products that are whole vectors.
+    """
+    rows = torch.cat([experts, shared_gate.to(experts.dtype)])
+    return F.pad(rows, (0, 0, 0, -len(rows) % 8))
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """One layer's block; see `FeedForward`.
 
-    router `[E, hidden]`, bias `[E]` fp32; gate_up `[E, 2 I, hidden]`, down `[E, hidden, I]`; shared_gate `[1, hidden]`.
+    router `[R, hidden]` in the hidden states' dtype or fp32: a row an expert, behind them that of the shared block's gate
+    where `shared_gated`, then rows that nothing reads; bias `[E]` fp32; gate_up `[E, 2 I, hidden]`, down `[E, hidden, I]`.
     """
 
     routing: Routing
@@ -153,13 +112,22 @@ class Experts:
     gate_up: torch.Tensor
     down: torch.Tensor
     shared: SwiGlu | None = None
-    shared_gate: torch.Tensor | None = None
+    shared_gated: bool = False
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `FeedForward`. Logits, weights and the sum over experts are fp32."""
-        choice = choose(self.routing, F.linear(hidden.float(), self.router), self.bias)
-        mixed = routed_swiglu.feed_forward(hidden, choice, self.gate_up, self.down)
+        logits = _router_logits(hidden, self.router)
+        choice = choose(self.routing, logits[:, : self.routing.num_experts], self.bias)
+        return routed_swiglu.feed_forward(hidden, choice, self.gate_up, self.down, self._shared_term(hidden, logits))
+
+    def _shared_term(self, hidden: torch.Tensor, logits: torch.Tensor) -> SharedTerm | None:
         if self.shared is None:
-            return mixed
-        shared = self.shared(hidden)
-        return mixed + (shared if self.shared_gate is None else F.linear(hidden, self.shared_gate).sigmoid() * shared)
+            return None
+        return SharedTerm(self.shared(hidden), logits[:, self.routing.num_experts] if self.shared_gated else None)
+
+
+def _router_logits(hidden: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+    """fp32 logits `[N, R]`; products of halves are exact in fp32, so that a GPU multiplies them as they are."""
+    if hidden.is_cuda and hidden.dtype == router.dtype and hidden.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(hidden, router.t(), out_dtype=torch.float32)
+    return F.linear(hidden.float(), router.float())

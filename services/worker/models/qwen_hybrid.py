@@ -65,7 +65,8 @@ def read_experts_shape(fields: ConfigFields, renormalised: bool) -> ExpertsShape
         renormalised=renormalised,
     )
     shared = fields.integer("shared_expert_intermediate_size")
-    return ExpertsShape(fields.integer("moe_intermediate_size"), routing, shared, shared_gated=True)
+    size = fields.integer("moe_intermediate_size")
+    return ExpertsShape(size, routing, shared, shared_gated=True, router_fp32=False)
 
 
 def _eps(fields: ConfigFields) -> float:

@@ -8,7 +8,7 @@ from services.worker.mixers.state import DeviceMemory
 from services.worker.models.checkpoint import Checkpoint
 from services.worker.models.decoder import FeedForward, Layer, Model, SwiGlu
 from services.worker.models.errors import CheckpointError
-from services.worker.models.experts import ExpertNames, Experts, ExpertsShape
+from services.worker.models.experts import ExpertNames, Experts, ExpertsShape, stack_router
 from services.worker.models.spec import DenseShape, FeedForwardShape, ModelSpec
 
 __all__ = ["WeightReader", "assemble"]
@@ -66,13 +66,19 @@ class WeightReader:
         routing, shared_size = shape.routing, shape.shared_size
         return Experts(
             routing=routing,
-            router=self.read_fp32(f"{name}.{names.router}", routing.num_experts, hidden),
+            router=self._router(name, shape, hidden, names),
             bias=self.read_fp32(f"{name}.{names.bias}", routing.num_experts) if routing.corrected else None,
             gate_up=self._gate_up(f"{name}.experts", shape, hidden, names),
             down=self._down(f"{name}.experts", shape, hidden, names),
             shared=None if shared_size is None else self.swiglu(f"{name}.{names.shared}", shared_size, hidden),
-            shared_gate=self.read(f"{name}.{names.shared_gate}", 1, hidden) if shape.shared_gated else None,
+            shared_gated=shape.shared_gated,
         )
+
+    def _router(self, name: str, shape: ExpertsShape, hidden: int, names: ExpertNames) -> torch.Tensor:
+        """The router's matrix as `Experts` has it."""
+        read = self.read_fp32 if shape.router_fp32 else self.read
+        router = read(f"{name}.{names.router}", shape.routing.num_experts, hidden)
+        return stack_router(router, read(f"{name}.{names.shared_gate}", 1, hidden)) if shape.shared_gated else router
 
     def _gate_up(self, name: str, shape: ExpertsShape, hidden: int, names: ExpertNames) -> torch.Tensor:
         """`[E, 2 I, hidden]`, which checkpoints keep as one tensor or in halves an expert."""

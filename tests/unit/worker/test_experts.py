@@ -13,8 +13,9 @@ from services.worker.mixers.state import DeviceMemory
 from services.worker.models.checkpoint import CheckpointDirectory
 from services.worker.models.decoder import SwiGlu
 from services.worker.models.errors import CheckpointError
-from services.worker.models.experts import ExpertNames, Experts, ExpertsShape, Routing, Scoring, choose
+from services.worker.models.experts import ExpertNames, Experts, ExpertsShape, Routing, Scoring, stack_router
 from services.worker.models.weights import WeightReader
+from services.worker.ops.routing import choose
 from tests.exactness.rig import assert_close, assert_far
 
 ROUTINGS = {
@@ -38,12 +39,12 @@ def _experts(routing: Routing) -> Experts:
     count = routing.num_experts
     return Experts(
         routing=routing,
-        router=_draw(count, HIDDEN, seed=1),
+        router=stack_router(_draw(count, HIDDEN, seed=1), _draw(1, HIDDEN, seed=7)),
         bias=_draw(count, seed=2) if routing.corrected else None,
         gate_up=_draw(count, 2 * SIZE, HIDDEN, seed=3),
         down=_draw(count, HIDDEN, SIZE, seed=4),
         shared=SwiGlu(_draw(2 * SHARED, HIDDEN, seed=5), _draw(HIDDEN, SHARED, seed=6)),
-        shared_gate=_draw(1, HIDDEN, seed=7),
+        shared_gated=True,
     )
 
 
@@ -67,17 +68,16 @@ def _block(row: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torc
 
 def _reference(experts: Experts, hidden: torch.Tensor) -> torch.Tensor:
     """The whole block, one token and one expert at a time."""
-    outputs = []
+    outputs, count = [], experts.routing.num_experts
     for row in hidden.double():
-        weights = _reference_weights(experts.routing, experts.router.double() @ row, experts.bias)
+        logits = experts.router.double() @ row
+        weights = _reference_weights(experts.routing, logits[:count], experts.bias)
         output = torch.zeros(HIDDEN, dtype=torch.float64)
         for expert, weight in weights.items():
             output += weight * _block(row, experts.gate_up[expert], experts.down[expert])
         if experts.shared is not None:
             shared = _block(row, experts.shared.gate_up, experts.shared.down)
-            output += (
-                shared if experts.shared_gate is None else (experts.shared_gate[0].double() @ row).sigmoid() * shared
-            )
+            output += logits[count].sigmoid() * shared if experts.shared_gated else shared
         outputs.append(output)
     return torch.stack(outputs)
 
@@ -86,7 +86,7 @@ def _reference(experts: Experts, hidden: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("tokens", [1, 2, 37])
 def test_the_reference(routing: Routing, tokens: int) -> None:
     experts, hidden = _experts(routing), _draw(tokens, HIDDEN, seed=8)
-    variants = [experts, replace(experts, shared_gate=None), replace(experts, shared=None, shared_gate=None)]
+    variants = [experts, replace(experts, shared_gated=False), replace(experts, shared=None)]
     for variant in variants:
         assert_close(variant(hidden), _reference(variant, hidden), 1e-5)
     assert_far(variants[0](hidden), _reference(variants[1], hidden))
@@ -152,12 +152,10 @@ def test_half_precision_keeps_the_routing_in_fp32() -> None:
     """Logits a thousandth apart are one number in bf16: rounded, every token would take the first expert."""
     experts = _experts(ROUTINGS["one"])
     apart = experts.router[:1] + 1e-3 * torch.arange(3.0)[:, None] * experts.router[:1].sign()
-    near = Experts(
-        experts.routing, apart, None, experts.gate_up.bfloat16(), experts.down.bfloat16(), experts.shared, None
-    )
+    near = Experts(experts.routing, apart, None, experts.gate_up.bfloat16(), experts.down.bfloat16())
     hidden = experts.router[:1].sign().bfloat16()
     expected = _block(hidden[0].double(), near.gate_up[2], near.down[2])
-    actual = replace(near, shared=None)(hidden)
+    actual = near(hidden)
     assert actual.dtype == torch.bfloat16
     assert_close(actual[0], expected, 2e-2)
     assert torch.equal((apart @ hidden.float().T).bfloat16().argmax(), torch.tensor(0))
@@ -182,25 +180,41 @@ def _tensors(shape: ExpertsShape, names: ExpertNames) -> dict[str, torch.Tensor]
     own = _experts(shape.routing)
     assert own.bias is not None
     assert own.shared is not None
-    assert own.shared_gate is not None
-    tensors = {names.router: own.router, names.bias: own.bias, names.shared_gate: own.shared_gate}
+    count = shape.routing.num_experts
+    tensors = {
+        names.router: own.router[:count],
+        names.bias: own.bias,
+        names.shared_gate: own.router[count : count + 1],
+    }
     for half, weight in zip(("gate", "up"), own.shared.gate_up.chunk(2), strict=True):
         tensors[f"{names.shared}.{half}_proj.weight"] = weight
     tensors[f"{names.shared}.down_proj.weight"] = own.shared.down
-    for expert in range(shape.routing.num_experts):
+    for expert in range(count):
         gate, up = own.gate_up[expert].chunk(2)
         for part, weight in ((names.gate, gate), (names.up, up), (names.down, own.down[expert])):
             tensors[f"experts.{expert}.{part}.weight"] = weight
     return {f"model.mlp.{name}": tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def _read(directory: Path, tensors: dict[str, torch.Tensor], names: ExpertNames | None = None) -> torch.Tensor:
-    """What the block makes of some hidden states after it went through a file."""
+def _load(
+    directory: Path,
+    tensors: dict[str, torch.Tensor],
+    names: ExpertNames | None = None,
+    shape: ExpertsShape = SHAPE,
+    dtype: torch.dtype = torch.float32,
+) -> Experts:
+    """The block after it went through a file."""
     save_file({"model.embed": torch.zeros(1), **tensors}, directory / "model.safetensors")
-    memory = DeviceMemory(torch.device("cpu"), torch.float32, num_pages=1, page_size=1, num_slots=1)
+    memory = DeviceMemory(torch.device("cpu"), dtype, num_pages=1, page_size=1, num_slots=1)
     with CheckpointDirectory(directory) as checkpoint:
-        block = WeightReader(checkpoint, memory, ["model."], "embed").feed_forward("mlp", SHAPE, HIDDEN, names)
-    return block(_draw(20, HIDDEN, seed=8))
+        block = WeightReader(checkpoint, memory, ["model."], "embed").feed_forward("mlp", shape, HIDDEN, names)
+    assert isinstance(block, Experts)
+    return block
+
+
+def _read(directory: Path, tensors: dict[str, torch.Tensor], names: ExpertNames | None = None) -> torch.Tensor:
+    """What the block makes of some hidden states."""
+    return _load(directory, tensors, names)(_draw(20, HIDDEN, seed=8))
 
 
 EXPECTED = _experts(SHAPE.routing)
@@ -223,6 +237,18 @@ def test_fused_experts(tmp_path: Path) -> None:
     tensors["model.mlp.experts.gate_up_proj"] = EXPECTED.gate_up.transpose(1, 2).contiguous()
     with pytest.raises(CheckpointError, match=r"experts\.gate_up_proj has shape \(12, 9, 10\)"):
         _read(tmp_path, tensors)
+
+
+@pytest.mark.parametrize(("router_fp32", "kept"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_the_router_is_kept_as_its_family_multiplies_it(router_fp32: bool, kept: torch.dtype, tmp_path: Path) -> None:
+    """Logits are fp32 of the matrix as it is kept: the shared block's gate is its next row, and it ends on whole vectors."""
+    shape = replace(SHAPE, router_fp32=router_fp32)
+    block = _load(tmp_path, _tensors(SHAPE, ExpertNames()), shape=shape, dtype=torch.bfloat16)
+    assert block.router.dtype == kept
+    assert block.router.shape == (16, HIDDEN)
+    assert torch.equal(block.router, EXPECTED.router.to(kept))
+    hidden = _draw(20, HIDDEN, seed=8).bfloat16()
+    assert_close(block(hidden), _reference(block, hidden), 2e-2)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
