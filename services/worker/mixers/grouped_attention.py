@@ -7,7 +7,9 @@ import torch.nn.functional as F
 
 from services.worker.mixers.paged_attention import Heads
 from services.worker.mixers.shapes import PageShape
+from services.worker.ops.gate import sigmoid_gate
 from services.worker.ops.norm import rms_norm
+from services.worker.ops.page_store import KeyNorm
 from services.worker.ops.rotary import Llama3Scaling
 
 __all__ = ["AttentionWeights", "GroupedAttention", "GroupedAttentionShape"]
@@ -54,6 +56,12 @@ class GroupedAttention:
         """`D^−½`."""
         return float(self.shape.head_dim**-0.5)
 
+    @property
+    def key_norm(self) -> KeyNorm | None:
+        """See `AttentionProjection`."""
+        weight = self.weights.k_norm
+        return None if weight is None else KeyNorm(weight, self.shape.eps)
+
     def project(self, hidden: torch.Tensor) -> Heads:
         """See `AttentionProjection`."""
         shape = self.shape
@@ -64,15 +72,13 @@ class GroupedAttention:
         gate = None
         if shape.gated:
             q, gate = q.split(shape.head_dim, dim=-1)
-            gate = gate.flatten(-2).sigmoid()
         k = k.unflatten(-1, (shape.num_kv_heads, -1))
         v = v.unflatten(-1, (shape.num_kv_heads, -1))
-        return Heads(self._norm(q, self.weights.q_norm), self._norm(k, self.weights.k_norm), v, gate)
+        if self.weights.q_norm is not None:
+            q = rms_norm(q, self.weights.q_norm, shape.eps)
+        return Heads(q, k, v, gate)
 
     def output(self, mixed: torch.Tensor, heads: Heads) -> torch.Tensor:
         """See `AttentionProjection`."""
-        flat = mixed.flatten(-2)
-        return F.linear(flat if heads.gate is None else flat * heads.gate, self.weights.out_proj)
-
-    def _norm(self, heads: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return heads if weight is None else rms_norm(heads, weight, self.shape.eps)
+        flat = mixed.flatten(-2) if heads.gate is None else sigmoid_gate(mixed, heads.gate)
+        return F.linear(flat, self.weights.out_proj)

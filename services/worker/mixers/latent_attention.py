@@ -74,6 +74,11 @@ class LatentAttention:
         """`(nope_dim + rope_dim)^−½`: absorption changes no score."""
         return float(self.shape.query_dim**-0.5)
 
+    @property
+    def key_norm(self) -> None:
+        """See `AttentionProjection`: of a key only the latent is normed, before the positional channels join it."""
+        return None
+
     def project(self, hidden: torch.Tensor) -> Heads:
         """See `AttentionProjection`: queries `[N, H, R + C]`, keys `[N, 1, R + C]`, positional channels first."""
         shape, weights = self.shape, self.weights

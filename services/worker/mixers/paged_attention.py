@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 
 from services.worker.mixers.batch import CaptureBatch, CombineBatch, DecodeBatch
+from services.worker.ops.page_store import FreshTokens, KeyForm, KeyNorm
+from services.worker.ops.page_store import dispatch as page_store
 from services.worker.ops.paged_attention import AttentionShape, PagedQueries
 from services.worker.ops.paged_attention import dispatch as paged_attention
 from services.worker.ops.rotary import Rotary
@@ -25,12 +27,6 @@ class PagePool:
     values: torch.Tensor
     latent: bool = False
 
-    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None) -> None:
-        """Store tokens `[N, Hkv, D]` at flat slots `[N]`; values are None where keys hold them."""
-        self.keys.flatten(0, 1)[slots] = keys
-        if values is not None:
-            self.values.flatten(0, 1)[slots] = values
-
     def planes(self, slots: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Copies of what is stored at flat slots `[N]`, by the name of its plane."""
         keys = self.keys.flatten(0, 1)[slots]
@@ -44,9 +40,9 @@ class PagePool:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """q `[N, Hq, D]` and k `[N, Hkv, D]`, both unrotated; v `[N, Hkv, Dv]`, None where k holds it.
+    """q `[N, Hq, D]` and k `[N, Hkv, D]`, both unrotated, and k ahead of its norm; v `[N, Hkv, Dv]`, None where k holds it.
 
-    gate: what the output is multiplied with `[N, Hq · Dv]`, None where the family has none.
+    gate: what the output is gated with, ahead of its sigmoid `[N, Hq, Dv]`, None where the family has none.
     """
 
     q: torch.Tensor
@@ -61,6 +57,11 @@ class AttentionProjection(Protocol):
     @property
     def scale(self) -> float:
         """The factor on `q·k`."""
+        ...
+
+    @property
+    def key_norm(self) -> KeyNorm | None:
+        """What keys are normed with on their way into pages, None where they are not."""
         ...
 
     def project(self, hidden: torch.Tensor) -> Heads:
@@ -82,27 +83,19 @@ class PagedAttention:
 
     def capture(self, hidden: torch.Tensor, batch: CaptureBatch) -> torch.Tensor:
         """See `Mixer`; keys are stored rotated by their place inside the segment."""
-        heads = self.projection.project(hidden)
-        self._store(heads, batch.queries.positions - batch.base, batch.write_slots)
-        return self._attend(heads, batch.queries)
+        return self._run(hidden, batch.queries, batch.write_slots, batch.base)
 
     def combine(self, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
         """See `Mixer`; live keys are stored rotated by their true position."""
-        heads = self.projection.project(hidden)
-        self._store(heads, batch.queries.positions, batch.write_slots)
-        return self._attend(heads, batch.queries)
+        return self._run(hidden, batch.queries, batch.write_slots, 0)
 
     def decode(self, hidden: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
         """See `Mixer`."""
-        heads = self.projection.project(hidden)
-        self._store(heads, batch.queries.positions, batch.write_slots)
-        return self._attend(heads, batch.queries)
+        return self._run(hidden, batch.queries, batch.write_slots, 0)
 
-    def _store(self, heads: Heads, places: torch.Tensor, slots: torch.Tensor) -> None:
-        keys = heads.k if self.rotary is None else self.rotary.rotate(heads.k, places)
-        self.pool.write(slots, keys, heads.v)
-
-    def _attend(self, heads: Heads, queries: PagedQueries) -> torch.Tensor:
+    def _run(self, hidden: torch.Tensor, queries: PagedQueries, slots: torch.Tensor, base: int) -> torch.Tensor:
+        heads, pools = self.projection.project(hidden), (self.pool.keys, self.pool.values)
+        form = KeyForm(self.projection.key_norm, self.rotary)
+        page_store.store(FreshTokens(heads.k, heads.v, slots), queries, base, pools, form)
         shape = AttentionShape(self.projection.scale, self.rotary)
-        mixed = paged_attention.attend(heads.q, queries, (self.pool.keys, self.pool.values), shape)
-        return self.projection.output(mixed, heads)
+        return self.projection.output(paged_attention.attend(heads.q, queries, pools, shape), heads)

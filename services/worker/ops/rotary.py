@@ -36,10 +36,12 @@ class Llama3Scaling:
 class Rotary:
     """Frequencies `[D_rot / 2]` in radians a token; a head's channels from `D_rot` on are left alone.
 
-    interleaved: channels `2i` and `2i + 1` turn together, not `i` and `i + D_rot / 2`.
+    label: names the frequencies, so that layers of equal ones share what they work out of them; interleaved: channels `2i`
+    and `2i + 1` turn together, not `i` and `i + D_rot / 2`.
     """
 
     frequencies: torch.Tensor
+    label: str
     interleaved: bool = False
 
     @classmethod
@@ -54,7 +56,13 @@ class Rotary:
         """Frequencies `theta^(−2i / rotary_dim)`, scaled where the model's context grew after training."""
         exponents = torch.arange(0, rotary_dim, 2, device=device, dtype=torch.float32) / rotary_dim
         frequencies = 1.0 / theta**exponents
-        return cls(frequencies if scaling is None else scaling.scale(frequencies), interleaved)
+        label = f"{theta} {rotary_dim} {scaling}"
+        return cls(frequencies if scaling is None else scaling.scale(frequencies), label, interleaved)
+
+    @property
+    def half(self) -> int:
+        """`D_rot / 2`."""
+        return len(self.frequencies)
 
     def rotate(self, heads: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Heads `[..., H, D]` rotated by integer places `[...]`; negative places turn back."""

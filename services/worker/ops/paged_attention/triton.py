@@ -5,22 +5,32 @@ tile's queries are rotated once by their distance to the base (design §5), so t
 Work is cut on the host into splits of pages, short enough that one request alone keeps the whole chip busy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import triton
 import triton.language as tl
 
+from services.worker.ops.paged_attention.turns import Turns
 from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries
 from services.worker.ops.paged_attention.work import BLOCK_FIELDS, Tiles, Work, block, room_for
-from services.worker.ops.rotary import Rotary
 
-__all__ = ["FixedLaunch", "attend", "fix_launches"]
+__all__ = ["FixedLaunch", "attend", "fix_launches", "partners"]
 
-_Prepared = TypeVar("_Prepared")
 _LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def partners(o_d, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Of every channel that turns: its frequency, the channel it turns with, and the sign of that one's share."""
+    if INTERLEAVED:
+        o_f, o_p, sign = o_d // 2, o_d ^ 1, tl.where(o_d % 2 == 0, -1.0, 1.0)
+    else:
+        is_first = o_d < HALF
+        o_f, o_p = o_d % HALF, tl.where(is_first, o_d + HALF, o_d - HALF)
+        sign = tl.where(is_first, -1.0, 1.0)
+    return o_f, o_p, sign
 
 
 @triton.jit
@@ -38,12 +48,7 @@ def _turned(
     b_q = tl.load(q + p_q + o_d[None, :], mask=m_q, other=0.0)
     if HALF > 0:
         m_f = o_d < 2 * HALF
-        if INTERLEAVED:
-            o_f, o_p, sign = o_d // 2, o_d ^ 1, tl.where(o_d % 2 == 0, -1.0, 1.0)
-        else:
-            is_first = o_d < HALF
-            o_f, o_p = o_d % HALF, tl.where(is_first, o_d + HALF, o_d - HALF)
-            sign = tl.where(is_first, -1.0, 1.0)
+        o_f, o_p, sign = partners(o_d, HALF, INTERLEAVED)
         p_f, m_t = token[:, None] * HALF + o_f[None, :], m_m[:, None] & m_f[None, :]
         q_cos, q_sin = tl.load(query_cos + p_f, mask=m_t, other=1.0), tl.load(query_sin + p_f, mask=m_t, other=0.0)
         b_cos = tl.load(base_cos + i_g * HALF + o_f, mask=m_f, other=1.0)[None, :]
@@ -239,39 +244,6 @@ def fix_launches(asked: PagedQueries, fixed: PagedQueries) -> list[FixedLaunch]:
     return launches
 
 
-@dataclass(frozen=True, slots=True)
-class _Turns:
-    """Cosines and sines of all queries `[N, D_rot / 2]` and bases `[G, D_rot / 2]`, of angles taken in fp64."""
-
-    rotary: Rotary | None
-    query_cos: torch.Tensor
-    query_sin: torch.Tensor
-    base_cos: torch.Tensor
-    base_sin: torch.Tensor
-
-    @property
-    def half(self) -> int:
-        """Pairs of channels that turn."""
-        return 0 if self.rotary is None else len(self.rotary.frequencies)
-
-    @classmethod
-    def of(cls, rotary: Rotary | None, positions: torch.Tensor, bases: torch.Tensor) -> "_Turns":
-        """Without a rotary, tensors of one element that nothing reads."""
-        if rotary is None:
-            unread = torch.zeros(1, device=positions.device)
-            return cls(rotary, unread, unread, unread, unread)
-        frequencies = rotary.frequencies.double()
-        turned = [places.double()[:, None] * frequencies for places in (positions, bases)]
-        return cls(rotary, *(part.float() for angles in turned for part in (angles.cos(), angles.sin())))
-
-
-def _prepared(asked: PagedQueries, key: str, work_out: Callable[[], _Prepared]) -> _Prepared:
-    if key not in asked.prepared:
-        asked.prepared[key] = work_out()
-    found: _Prepared = asked.prepared[key]
-    return found
-
-
 def attend(
     queries: torch.Tensor, asked: PagedQueries, pools: tuple[torch.Tensor, torch.Tensor], shape: AttentionShape
 ) -> torch.Tensor:
@@ -279,23 +251,22 @@ def attend(
     keys, values = pools
     device, (tokens, heads, key_dim), value_dim = queries.device, queries.shape, values.shape[-1]
     key = f"triton {heads} {key_dim} {keys.shape[1:3]} {queries.itemsize}"
-    launch = _prepared(asked, key, lambda: _Launch.of(asked, Tiles.of(asked, queries, keys)))
-    # An entry holds its rotary, so that no other one takes its id.
-    turns = _prepared(
-        asked, f"{key} {id(shape.rotary)}", lambda: _Turns.of(shape.rotary, asked.positions, launch.group_base)
-    )
+    launch = asked.prepare(key, lambda: _Launch.of(asked, Tiles.of(asked, queries, keys)))
+    own = Turns.of_queries(asked, shape.rotary)
+    bases = Turns.once(asked, shape.rotary, key, lambda: launch.group_base)
     outputs = torch.empty(tokens, heads, value_dim, dtype=queries.dtype, device=device)
     partial = torch.empty(max(1, launch.num_partial), heads, value_dim, dtype=torch.float32, device=device)
     sums = torch.empty(2, max(1, launch.num_partial), heads, dtype=torch.float32, device=device)
     _attend_kernel[(launch.num_blocks, keys.shape[2])](
         queries.contiguous(), keys, values, asked.positions,
-        turns.query_cos, turns.query_sin, turns.base_cos, turns.base_sin,
+        own.cos, own.sin, bases.cos, bases.sin,
         launch.blocks, launch.group_rows, launch.row_page, launch.row_first, launch.row_count, launch.cu_partial,
         partial, sums[0], sums[1], outputs, shape.scale * _LOG2_E,
         Hq=heads, Hkv=keys.shape[2], D=key_dim, Dv=value_dim, KEY_STRIDE=keys.stride(2), VALUE_STRIDE=values.stride(2),
         G=heads // keys.shape[2], PAGE=keys.shape[1], BM=launch.tiles.rows, BN=_step_keys(queries, key_dim),
         BD=block(key_dim), BDV=block(value_dim),
-        HALF=turns.half, INTERLEAVED=shape.rotary is not None and shape.rotary.interleaved,
+        HALF=0 if shape.rotary is None else shape.rotary.half,
+        INTERLEAVED=shape.rotary is not None and shape.rotary.interleaved,
         SPLIT=launch.num_partial > 0, PRECISION="tf32x3", FIELDS=BLOCK_FIELDS,
         num_warps=8 if launch.tiles.rows * block(key_dim) >= 128 * 128 else 4, num_stages=2,
     )  # fmt: skip

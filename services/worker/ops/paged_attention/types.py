@@ -1,14 +1,16 @@
 """Page tables, and the geometry of one attention layer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from services.worker.ops.rotary import Rotary
 
 __all__ = ["AttentionShape", "BaseGroup", "PageRow", "PageTable", "PagedQueries", "Span"]
+
+_Prepared = TypeVar("_Prepared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,11 @@ class PagedQueries:
 
     def places(self) -> Sequence[int]:
         """The positions as numbers; without `on_host` the host waits for the device, once a pass."""
-        if self.on_host is not None:
-            return self.on_host
-        if "places" not in self.prepared:
-            self.prepared["places"] = self.positions.tolist()
-        found: list[int] = self.prepared["places"]
+        return self.prepare("places", self.positions.tolist) if self.on_host is None else self.on_host
+
+    def prepare(self, key: str, work_out: Callable[[], _Prepared]) -> _Prepared:
+        """What a key names, worked out where nobody has done it yet."""
+        if key not in self.prepared:
+            self.prepared[key] = work_out()
+        found: _Prepared = self.prepared[key]
         return found

@@ -184,10 +184,7 @@ class _Sight:
         Raises:
             ValueError: a block of queries sees no key.
         """
-        key = f"sight {tokens}"
-        if key not in asked.prepared:
-            asked.prepared[key] = _look(asked, tokens)
-        found: _Sight = asked.prepared[key]
+        found = asked.prepare(f"sight {tokens}", lambda: _look(asked, tokens))
         if not found.block_pages.all():
             raise ValueError("a query sees no key")
         return found
