@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +13,11 @@ import torch
 import typer
 from torch.profiler import ProfilerActivity, profile
 
-from bench.engine_runs import capture, generate, key, token_ids
-from bench.gpu import Sizes, build
+from bench.engine_runs import capture_together, first_tokens, key, run_until_idle
+from bench.gpu.rig import Rig
+from bench.gpu.sizes import TRUE
 from services.worker.engine.loop import Engine
-from services.worker.engine.requests import CaptureJob, CaptureSegment, GenerateRequest, PromptPart, Serving
+from services.worker.engine.requests import GenerateRequest, PromptPart, Serving
 from services.worker.engine.sampling import SamplingOptions
 
 _CONFIG = Path("tests/data/configs/Qwen3.5-35B-A3B")
@@ -29,68 +30,54 @@ class Scenario:
     """prepare: untimed; run: what is looked at; repeats: by which its figures are divided."""
 
     name: str
-    run: Callable[[], None]
-    prepare: Callable[[], None] = lambda: None
+    run: Callable[[], object]
+    prepare: Callable[[], object] = lambda: None
     repeats: int = 1
 
 
-def scenarios(engine: Engine, sizes: Sizes) -> list[Scenario]:
+def scenarios(rig: Rig, engine: Engine) -> list[Scenario]:
     """All-hit requests, decode steps, captures and a full recompute."""
-    vocabulary = engine.context.model.spec.vocab_size
-    segments = [token_ids(seed, sizes.segment_tokens, vocabulary) for seed in range(sizes.segments)]
-    capture(engine, segments)
-    question = PromptPart(token_ids(1000, 64, vocabulary))
+    sizes = rig.sizes
+    segments = [rig.ids(seed, sizes.segment_tokens) for seed in range(sizes.segments)]
+    capture_together(engine, {key(index): ids for index, ids in enumerate(segments)})
     stored = [PromptPart(ids, Serving.SEGMENT, key(index)) for index, ids in enumerate(segments)]
-    live = tuple(PromptPart(ids) for ids in segments)
-
-    def decode(batch: int) -> Scenario:
-        def start() -> None:
-            for number in range(batch):
-                sampling = SamplingOptions(_DECODED + 3)
-                engine.submit(GenerateRequest(f"d{number}", (*stored, question), sampling, lambda event: None))
-            while engine.num_decoding != batch:
-                engine.step()
-            engine.step()
-
-        def steps() -> None:
-            for _ in range(_DECODED):
-                engine.step()
-
-        return Scenario(f"decode step, batch {batch}", steps, start, _DECODED)
-
-    def recapture(count: int) -> Scenario:
-        def forget() -> None:
-            for index in range(100, 100 + count):
-                engine.context.store.drop(key(index))
-
-        def run() -> None:
-            orders = tuple(
-                CaptureSegment(key(100 + index), token_ids(500 + index, sizes.segment_tokens, vocabulary))
-                for index in range(count)
-            )
-            engine.submit_capture(CaptureJob("profile", orders, lambda event: None))
-            finish(engine)
-
-        return Scenario(f"capture of {count} segments of {sizes.segment_tokens:,} tokens", run, forget)
-
+    hits = (*stored, rig.question(0))
+    live = (*(PromptPart(ids) for ids in segments), rig.question(0))
     return [
-        Scenario("all hits", lambda: _ignore(generate(engine, (*stored, question), 1))),
-        recapture(1),
-        recapture(4),
-        Scenario("full recompute", lambda: _ignore(generate(engine, (*live, question), 1))),
-        decode(1),
-        decode(64),
+        Scenario("all hits", lambda: first_tokens(engine, [hits])),
+        _capture(rig, engine, 1),
+        _capture(rig, engine, 4),
+        Scenario("full recompute", lambda: first_tokens(engine, [live])),
+        _decode(engine, hits, 1),
+        _decode(engine, hits, sizes.readers),
     ]
 
 
-def finish(engine: Engine) -> None:
-    """Run until nothing is left."""
-    while not engine.is_idle:
+def _decode(engine: Engine, prompt: tuple[PromptPart, ...], batch: int) -> Scenario:
+    def start() -> None:
+        for number in range(batch):
+            sampling = SamplingOptions(_DECODED + 3)
+            engine.submit(GenerateRequest(f"d{number}", prompt, sampling, lambda event: None))
+        while engine.num_decoding != batch:
+            engine.step()
         engine.step()
 
+    def steps() -> None:
+        for _ in range(_DECODED):
+            engine.step()
 
-def _ignore(result: object) -> None:
-    del result
+    return Scenario(f"decode step, batch {batch}", steps, start, _DECODED)
+
+
+def _capture(rig: Rig, engine: Engine, count: int) -> Scenario:
+    segments = {key(100 + index): rig.ids(500 + index, rig.sizes.segment_tokens) for index in range(count)}
+
+    def forget() -> None:
+        for name in segments:
+            engine.context.store.drop(name)
+
+    name = f"capture of {count} segments of {rig.sizes.segment_tokens:,} tokens"
+    return Scenario(name, lambda: capture_together(engine, segments), forget)
 
 
 def report(engine: Engine, scenario: Scenario) -> None:
@@ -102,13 +89,13 @@ def report(engine: Engine, scenario: Scenario) -> None:
         scenario.run()
         torch.cuda.synchronize()
         wall = time.perf_counter() - started
-        finish(engine)
+        run_until_idle(engine)
     scenario.prepare()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         scenario.run()
         torch.cuda.synchronize()
-    finish(engine)
+    run_until_idle(engine)
     kernels = sorted(profiled.key_averages(), key=lambda event: -event.self_device_time_total)
     busy = sum(event.self_device_time_total for event in kernels)
     launches = sum(event.count for event in kernels if event.self_device_time_total)
@@ -130,10 +117,11 @@ def main(
     only: Annotated[str, typer.Option(help="Scenarios whose name holds this.")] = "",
 ) -> None:
     """Profile the engine on one GPU with random weights of a true shape."""
-    sizes = Sizes(segments, segment_tokens, 1)
-    device = torch.device("cuda")
-    engine = build(config, sizes, 1, device, torch.bfloat16)
-    for scenario in scenarios(engine, sizes):
+    sizes = replace(TRUE, segments=segments, segment_tokens=segment_tokens)
+    rig = Rig(config, sizes, torch.device("cuda"), seed=1)
+    tokens = 3 * sizes.prompt_tokens + sizes.readers * (sizes.question_tokens + _DECODED + 3)
+    engine = rig.engine(tokens, sizes.readers * (sizes.segments + 4), sizes.readers)
+    for scenario in scenarios(rig, engine):
         if only in scenario.name:
             report(engine, scenario)
 

@@ -4,13 +4,13 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ResultFile", "Row", "read_results", "write_results"]
+__all__ = ["ResultFile", "Row", "merge_results", "read_results", "write_results"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _VERSIONED = ("torch", "transformers", "triton", "grpcio", "fastapi")
@@ -49,9 +49,37 @@ def write_results(path: Path, command: str, device: str, rows: Iterable[Row]) ->
         command=command,
         rows=tuple(rows),
     )
+    _write(path, result)
+    return result
+
+
+def merge_results(path: Path, command: str, device: str, subject: str, rows: Iterable[Row]) -> ResultFile:
+    """Write rows of one subject, named `subject: measure`, in place of those that the file has of it; returns what stands there.
+
+    Commit and command name all that the file's rows come from, unless it is of another device, when nothing of it stays.
+    """
+    own = [replace(row, measure=f"{subject}: {row.measure}") for row in rows]
+    before = read_results(path) if path.exists() else None
+    if before is not None and before.device != device:
+        before = None
+    kept = [] if before is None else [row for row in before.rows if not row.measure.startswith(f"{subject}: ")]
+    result = write_results(path, command, device, [*kept, *own])
+    if kept and before is not None:
+        result = replace(
+            result, commit=_joined(before.commit, result.commit), command=_joined(before.command, result.command, "; ")
+        )
+        _write(path, result)
+    return result
+
+
+def _joined(before: str, now: str, between: str = ", ") -> str:
+    known = before.split(between)
+    return before if now in known else between.join([*known, now])
+
+
+def _write(path: Path, result: ResultFile) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(result), indent=2, ensure_ascii=False) + "\n")
-    return result
 
 
 def read_results(path: Path) -> ResultFile:

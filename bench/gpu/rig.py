@@ -1,0 +1,130 @@
+"""One model with random weights, and engines over it whose pools are as large as a subject needs."""
+
+import gc
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from bench.ceilings import Ceilings
+from bench.engine_runs import token_ids
+from bench.gpu.sizes import Sizes
+from bench.gpu.weights import WeightSizes
+from services.worker.engine.context import CaptureProfile, EngineContext, capture_chunk
+from services.worker.engine.limits import EngineLimits
+from services.worker.engine.loop import Engine
+from services.worker.engine.requests import PromptPart
+from services.worker.engine.seam import SeamWindow
+from services.worker.mixers.linear import LinearMixer
+from services.worker.mixers.paged_attention import PagedAttention
+from services.worker.mixers.shapes import PageShape, StateShape
+from services.worker.mixers.state import DeviceMemory
+from services.worker.models.decoder import Layer, Model, PostNormLayer, PreNormLayer
+from services.worker.models.registry import draw_model, read_checkpoint_spec
+
+__all__ = ["Rig"]
+
+# Nothing is to be evicted, put off or cut while it is measured.
+_UNBOUNDED = 1 << 40
+_PACKED_TOKENS = 1 << 15
+
+
+class Rig:
+    """A model of a config's shape, drawn when it is first asked for and kept until `release`."""
+
+    def __init__(self, config: Path, sizes: Sizes, device: torch.device, seed: int) -> None:
+        self.config = config
+        self.sizes = sizes
+        self.device = device
+        self.seed = seed
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.spec = read_checkpoint_spec(config)
+        self._model: Model | None = None
+
+    @cached_property
+    def ceilings(self) -> Ceilings:
+        """What the device reaches."""
+        return Ceilings.measure(self.device)
+
+    @cached_property
+    def weights(self) -> WeightSizes:
+        """Bytes of the model's weights."""
+        return WeightSizes.read(self.config, self.dtype)
+
+    @property
+    def is_drawn(self) -> bool:
+        """The weights are on the device."""
+        return self._model is not None
+
+    @property
+    def model(self) -> Model:
+        """The model, whose own pools are as small as can be."""
+        if self._model is None:
+            memory = DeviceMemory(self.device, self.dtype, 1, self.sizes.page_tokens, num_slots=1)
+            with torch.inference_mode():
+                self._model = draw_model(self.config, memory, self.seed)
+        return self._model
+
+    def engine(self, num_tokens: int, num_runs: int, num_slots: int = 1) -> Engine:
+        """An engine over the same weights.
+
+        It has pages for `num_tokens` tokens in `num_runs` runs, each of which starts a page, beside its prime, and state
+        slots for `num_slots` requests.
+        """
+        sizes = self.sizes
+        pages = (num_tokens + sizes.prime_tokens) // sizes.page_tokens + num_runs + 2
+        memory = DeviceMemory(self.device, self.dtype, pages, sizes.page_tokens, num_slots + 1)
+        with torch.inference_mode():
+            model = _rehouse(self.model, memory)
+        profile = CaptureProfile(
+            SeamWindow(sizes.seam_window), self.ids(7, sizes.prime_tokens), capture_chunk(self.device)
+        )
+        context = EngineContext.create(model, memory, profile, state_bytes=_UNBOUNDED)
+        limits = EngineLimits(
+            self.spec.context_length,
+            max_waiting=1024,
+            max_running=num_slots,
+            layer_tokens=_UNBOUNDED,
+            capture_tokens=_PACKED_TOKENS,
+            sweep_tokens=_PACKED_TOKENS,
+        )
+        return Engine(context, limits)
+
+    def ids(self, seed: int, count: int) -> tuple[int, ...]:
+        """Token ids."""
+        return token_ids(seed, count, self.spec.vocab_size)
+
+    def question(self, number: int) -> PromptPart:
+        """The last part of a prompt."""
+        return PromptPart(self.ids(100_000 + number, self.sizes.question_tokens))
+
+    def clear(self) -> None:
+        """Give back what no one holds any more."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def release(self) -> None:
+        """Forget the weights."""
+        self._model = None
+        self.clear()
+
+
+def _rehouse(model: Model, memory: DeviceMemory) -> Model:
+    """The same weights over other pools."""
+    layers = [
+        _with_pools(layer, spec.mixer.kept, memory) for layer, spec in zip(model.layers, model.spec.layers, strict=True)
+    ]
+    return replace(model, layers=layers)
+
+
+def _with_pools(layer: Layer, kept: StateShape | PageShape, memory: DeviceMemory) -> Layer:
+    mixer = layer.mixer
+    if not isinstance(layer, PreNormLayer | PostNormLayer):
+        raise TypeError(f"{type(layer).__name__} is no layer that can be given other pools")
+    if isinstance(mixer, LinearMixer) and isinstance(kept, StateShape):
+        return replace(layer, mixer=replace(mixer, slots=memory.add_linear_slots(kept)))
+    if isinstance(mixer, PagedAttention) and isinstance(kept, PageShape):
+        return replace(layer, mixer=replace(mixer, pool=memory.add_page_pool(kept)))
+    raise TypeError(f"{type(mixer).__name__} is no mixer that can be given other pools")
