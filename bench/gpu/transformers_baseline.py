@@ -5,6 +5,7 @@ Prints one JSON object: seconds by number of tokens, and which implementations r
 
 import json
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -42,6 +43,15 @@ def measure(model: Any, tokens: int, rounds: int) -> float:  # noqa: ANN401 # tr
     return median(times[1:])
 
 
+def _has_public_kernels() -> bool:
+    """The library takes them where they can be imported."""
+    try:
+        import_module("fla.ops.gated_delta_rule")
+    except ImportError:
+        return False
+    return True
+
+
 def main(
     config: Annotated[Path, typer.Option(help="Directory with the config.json of a true shape.")],
     tokens: Annotated[list[int], typer.Option(help="Prompt lengths.")],
@@ -54,7 +64,7 @@ def main(
     with torch.inference_mode():
         model = build(config, torch.device(device))
         seconds = {length: measure(model, length, rounds) for length in tokens}
-    kernels = "fla" if find_spec("fla") else "torch's own recurrence"
+    kernels = "fla" if _has_public_kernels() else "torch's own recurrence"
     attention = model.config._attn_implementation
     print(json.dumps({"seconds": seconds, "recurrence": kernels, "attention": attention}))
 
