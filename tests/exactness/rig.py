@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from services.worker.engine.capture import CapturePass, capture_prime
-from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, CombineSweep, Prompt
+from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, CombineRows, Prompt
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.decode import RunningRequest, choose_decoder, decode_step
 from services.worker.engine.limits import EngineLimits
@@ -16,6 +16,7 @@ from services.worker.engine.loop import Engine
 from services.worker.engine.requests import GenerateRequest, PromptPart
 from services.worker.engine.sampling import Likeliest, Sampler, SamplingOptions, find_likeliest
 from services.worker.engine.states import PrefixState, SegmentState
+from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import LinearPlane
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.registry import load_checkpoint
@@ -153,8 +154,9 @@ class PassRig:
     @torch.inference_mode()
     def sweep(self, *passes: CombinePass) -> list[Combined]:
         """Combine reserved prompts side by side and keep them."""
-        logits = finish(CombineSweep(self.context, passes).run())
-        return [Combined(own, one.prompt, one.snapshots) for own, one in zip(logits, passes, strict=True)]
+        rows = CombineRows(self.context, passes)
+        finish(Sweep(self.context, [rows]).run())
+        return [Combined(own, one.prompt, one.snapshots) for own, one in zip(rows.finish(), passes, strict=True)]
 
     def logits(self, *parts: CombinePart, prefix: PrefixState | None = None) -> torch.Tensor:
         """The last token's logits of a prompt that is then released."""

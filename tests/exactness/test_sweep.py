@@ -1,17 +1,43 @@
-"""Prompts that share a sweep over the layers answer as each does alone, and leave the same states behind."""
+"""Prompts and captures that share a sweep over the layers answer as each does alone, and leave the same states behind."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan
+from services.worker.engine.capture import CapturePass
+from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, CombineRows
 from services.worker.engine.context import CaptureProfile
+from services.worker.engine.limits import EngineLimits
+from services.worker.engine.requests import (
+    CaptureEvent,
+    CaptureJob,
+    CaptureSegment,
+    GenerateEvent,
+    GenerateRequest,
+    PrefilledEvent,
+    PromptPart,
+)
+from services.worker.engine.sampling import SamplingOptions
 from services.worker.engine.seam import SeamWindow
-from services.worker.engine.states import PrefixState
+from services.worker.engine.states import PrefixState, SegmentState
+from services.worker.engine.sweep import Rows, run_layer
 from tests.exactness.conftest import RigFactory
-from tests.exactness.rig import Combined, PassRig, assert_close, assert_far, draw_ids
+from tests.exactness.rig import (
+    TOLERANCE,
+    Combined,
+    PassRig,
+    assert_close,
+    assert_far,
+    draw_ids,
+    finish,
+    relative_error,
+)
 
-PROFILE = CaptureProfile(SeamWindow(4), draw_ids(5, 1))
+PROFILE = CaptureProfile(SeamWindow(4), draw_ids(5, 1), chunk_tokens=64)
 FORCED = draw_ids(6, 9)
+SEGMENTS = (draw_ids(93, 20), draw_ids(40, 21))
 
 
 @pytest.fixture
@@ -106,3 +132,72 @@ def test_two_prompts_with_swapped_slots_are_seen(rig: PassRig) -> None:
     first, second = _Misplaced(rig.context, plan), _Misplaced(rig.context, other)
     first.slot_of, second.slot_of = second, first
     assert_far(rig.sweep(first, second)[0].logits, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """A prompt and a capture that share every matrix product, whatever the device."""
+
+    combine: CombinePass
+    rows: CombineRows
+    capture: CapturePass
+
+    @torch.inference_mode()
+    def run(self, rig: PassRig, *, swapped_layer: int = -1) -> tuple[torch.Tensor, list[SegmentState]]:
+        """The prompt shares the capture's first chunk; behind one layer the last rows of both may change places."""
+        joined: list[Rows] = [self.rows, *self.capture.take_chunk()]
+        for rows in joined:
+            rows.start()
+        for index, layer in enumerate(rig.context.model.layers):
+            run_layer(layer, joined)
+            if index == swapped_layer:
+                first, second = joined[0].hidden[-1].clone(), joined[1].hidden[-1].clone()
+                joined[0].hidden[-1], joined[1].hidden[-1] = second, first
+        return self.rows.finish()[0], finish(self.capture.run())
+
+
+def _start_beside(rig: PassRig, plan: CombinePlan, segments: Sequence[tuple[int, ...]]) -> _Beside:
+    combine, capture = CombinePass(rig.context, plan), CapturePass(rig.context, segments, rig.prime)
+    return _Beside(combine, CombineRows(rig.context, [combine]), capture)
+
+
+def test_a_capture_beside_a_prompt_changes_neither(rig: PassRig) -> None:
+    """Rows of both in every product; the capture goes on alone behind its first chunk."""
+    plan = _create_plans(rig)[1]
+    states = rig.capture(*SEGMENTS)
+    logits, beside = _start_beside(rig, plan, SEGMENTS).run(rig)
+    assert_close(logits, rig.logits(*plan.parts, prefix=plan.prefix))
+    for own, expected in zip(beside, states, strict=True):
+        for tensor, alone in zip(rig.fingerprint(own), rig.fingerprint(expected), strict=True):
+            assert_close(tensor, alone)
+
+
+def test_rows_that_change_places_are_seen(rig: PassRig) -> None:
+    """Control: one row of the prompt goes on as one of the capture, and the other way round."""
+    plan = CombinePlan(None, (CombinePart(draw_ids(12, 12)),), 32)
+    (expected, _) = rig.capture(*SEGMENTS)
+    logits, (swapped, _) = _start_beside(rig, plan, SEGMENTS).run(rig, swapped_layer=0)
+    assert_far(logits, rig.logits(*plan.parts))
+    pairs = zip(rig.fingerprint(swapped), rig.fingerprint(expected), strict=True)
+    assert max(relative_error(own, alone) for own, alone in pairs) >= 10 * TOLERANCE
+
+
+def test_an_engine_that_joins_both_leaves_the_same_bytes(make_rig: RigFactory) -> None:
+    """On the CPU products stay apart, so that a state's bytes do not know what was swept with it."""
+    rig = make_rig(PROFILE)
+    expected = rig.fingerprint(rig.capture(SEGMENTS[0])[0])
+    engine = rig.start_engine(EngineLimits(1024, sweep_tokens=400))
+    told: list[GenerateEvent | CaptureEvent] = []
+    for index in range(3):
+        parts = (PromptPart(draw_ids(30 + index, index)),)
+        engine.submit(GenerateRequest(f"r{index}", parts, SamplingOptions(1), told.append))
+    segments = (CaptureSegment(b"a", SEGMENTS[0]), CaptureSegment(b"b", SEGMENTS[1]))
+    engine.submit_capture(CaptureJob("c", segments, told.append))
+    while not engine.is_idle:
+        engine.step()
+    assert sum(isinstance(event, PrefilledEvent) for event in told) == 3
+    state = rig.context.store.get_segment(b"a", SEGMENTS[0])
+    assert state is not None
+    for own, alone in zip(rig.fingerprint(state), expected, strict=True):
+        assert_close(own, alone, 1e-5)
+        assert rig.context.device.type != "cpu" or torch.equal(own, alone)

@@ -1,11 +1,12 @@
 """The capture pass: segment states of several segments, each on its own after the profile's prime.
 
-Nothing of a neighbour reaches a segment. On the CPU every segment also runs through matrix products of its own, whose
-rounding then cannot depend on what it was packed with; a GPU runs the packed rows at once.
+Nothing of a neighbour reaches a segment. On the CPU every segment also makes rows of its own, whose rounding then cannot
+depend on what it was packed with; a GPU runs the packed rows at once.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -13,11 +14,12 @@ from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError, pages_for
 from services.worker.engine.states import PrefixState, SegmentState, page_rows
-from services.worker.mixers.batch import CaptureBatch, LinearCarry
+from services.worker.engine.sweep import Sweep
+from services.worker.mixers.batch import CaptureBatch, LinearCarry, Mixer
 from services.worker.ops.layout import PartWalk
 from services.worker.ops.paged_attention import PagedQueries, PageTable
 
-__all__ = ["CapturePass", "capture_prime", "check_body", "pages_of"]
+__all__ = ["CapturePass", "CaptureRows", "capture_prime", "check_body", "pages_of"]
 
 
 def capture_prime(context: EngineContext) -> PrefixState | None:
@@ -49,7 +51,7 @@ def check_body(context: EngineContext, token_ids: tuple[int, ...]) -> None:
 
 @dataclass(slots=True)
 class _Segment:
-    """One segment on its way: its pages, page table, carries, and the hidden states of the running chunk."""
+    """One segment on its way: its pages, page table and carries."""
 
     token_ids: tuple[int, ...]
     seam_window: int
@@ -58,13 +60,61 @@ class _Segment:
     table: PageTable
     write_slots: list[int]
     carries: list[LinearCarry]
-    hidden: torch.Tensor | None = None
 
 
 def pages_of(context: EngineContext, token_ids: tuple[int, ...]) -> int:
     """Pages that the capture of a segment holds while it runs: seam window and body start pages of their own."""
     size, seam = context.pages.page_size, context.profile.seam_window.tokens(len(token_ids))
     return pages_for(seam, size) + pages_for(len(token_ids) - seam, size)
+
+
+class CaptureRows:
+    """One chunk of several segments, packed. See `Rows`. tokens: which of every segment; base: where segments begin."""
+
+    hidden: torch.Tensor
+    _batch: CaptureBatch
+
+    def __init__(self, context: EngineContext, segments: Sequence[_Segment], tokens: range, base: int) -> None:
+        self._context = context
+        self._segments = segments
+        self._runs = [range(tokens.start, min(tokens.stop, len(segment.token_ids))) for segment in segments]
+        self._base = base
+
+    @property
+    def num_tokens(self) -> int:
+        """See `Rows`."""
+        return sum(len(run) for run in self._runs)
+
+    def start(self) -> None:
+        """See `Rows`."""
+        self._batch = self._create_batch()
+        token_ids = [token for segment, run in self._placed() for token in segment.token_ids[run.start : run.stop]]
+        self.hidden = self._context.model.embed(self._context.integers(token_ids))
+
+    def mix(self, mixer: Mixer, normed: torch.Tensor) -> torch.Tensor:
+        """See `Rows`; advances the segments' carries."""
+        return mixer.capture(normed, self._batch)
+
+    def _placed(self) -> Iterator[tuple[_Segment, range]]:
+        return zip(self._segments, self._runs, strict=True)
+
+    def _create_batch(self) -> CaptureBatch:
+        integers = self._context.integers
+        cu_runs = (0, *accumulate(len(run) for run in self._runs))
+        positions = [self._base + token for run in self._runs for token in run]
+        write_slots = [slot for segment, run in self._placed() for slot in segment.write_slots[run.start : run.stop]]
+        return CaptureBatch(
+            walk=PartWalk(cu_runs, tuple(range(len(cu_runs)))),
+            seam_tokens=tuple(
+                min(max(segment.seam_window - run.start, 0), len(run)) for segment, run in self._placed()
+            ),
+            queries=PagedQueries(
+                integers(positions), cu_runs, [segment.table for segment in self._segments], on_host=positions
+            ),
+            base=self._base,
+            write_slots=integers(write_slots),
+            carries=[segment.carries for segment in self._segments],
+        )
 
 
 class CapturePass:
@@ -79,6 +129,8 @@ class CapturePass:
         self._context = context
         self._prime = prime
         self._start = 0 if prime is None else len(prime.token_ids)
+        self._chunk = context.profile.chunk_tokens
+        self._taken = 0
         self._segments: list[_Segment] = []
         try:
             for token_ids in segments:
@@ -88,30 +140,41 @@ class CapturePass:
             raise
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of all segments."""
-        return sum(len(segment.token_ids) for segment in self._segments)
-
-    @property
     def held_pages(self) -> tuple[int, ...]:
         """Pages that the unfinished pass holds."""
         return tuple(page for segment in self._segments for page in (*segment.seam_pages, *segment.body_pages))
 
-    def run(self) -> Generator[None, None, list[SegmentState]]:
-        """Yields after every layer of every chunk; returns the states, whose page references are the caller's."""
-        chunk = self._context.profile.chunk_tokens
-        longest = max(len(segment.token_ids) for segment in self._segments)
-        for begin in range(0, longest, chunk):
-            running = [segment for segment in self._segments if len(segment.token_ids) > begin]
-            tiles = [[segment] for segment in running] if self._context.device.type == "cpu" else [running]
-            batches = [(tile, self._batch(tile, begin)) for tile in tiles]
-            for layer_index in range(len(self._context.model.layers)):
-                for tile, batch in batches:
-                    self._run_layer(layer_index, tile, batch)
-                yield
+    @property
+    def is_complete(self) -> bool:
+        """Every chunk has been taken."""
+        return all(len(segment.token_ids) <= self._taken for segment in self._segments)
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens of the next chunk of every segment."""
+        return sum(min(self._chunk, max(len(segment.token_ids) - self._taken, 0)) for segment in self._segments)
+
+    def take_chunk(self) -> list[CaptureRows]:
+        """The next chunk of every segment that has one, for one sweep."""
+        running = [segment for segment in self._segments if len(segment.token_ids) > self._taken]
+        packs = [[segment] for segment in running] if self._context.device.type == "cpu" else [running]
+        tokens = range(self._taken, self._taken + self._chunk)
+        self._taken = tokens.stop
+        return [CaptureRows(self._context, pack, tokens, self._start) for pack in packs]
+
+    def finish(self) -> list[SegmentState]:
+        """Behind the last chunk: the states, whose page references are the caller's."""
         states = [self._finish(segment) for segment in self._segments]
+        for segment in self._segments:
+            self._context.pages.release(segment.seam_pages)
         self._segments.clear()
         return states
+
+    def run(self) -> Generator[None, None, list[SegmentState]]:
+        """The segments alone: yields after every layer of every chunk; returns what `finish` does."""
+        while not self.is_complete:
+            yield from Sweep(self._context, self.take_chunk()).run()
+        return self.finish()
 
     def abandon(self) -> None:
         """Give back every page of a pass that will not be finished."""
@@ -145,39 +208,7 @@ class CapturePass:
             for slots in self._context.memory.linear_slots
         ]
 
-    def _batch(self, tile: Sequence[_Segment], begin: int) -> CaptureBatch:
-        cu_runs = [0]
-        seams: list[int] = []
-        positions: list[int] = []
-        write_slots: list[int] = []
-        for segment in tile:
-            end = min(begin + self._context.profile.chunk_tokens, len(segment.token_ids))
-            token_ids = self._context.integers(segment.token_ids[begin:end])
-            segment.hidden = self._context.model.embed(token_ids)
-            cu_runs.append(cu_runs[-1] + end - begin)
-            seams.append(min(max(segment.seam_window - begin, 0), end - begin))
-            positions.extend(range(self._start + begin, self._start + end))
-            write_slots.extend(segment.write_slots[begin:end])
-        return CaptureBatch(
-            walk=PartWalk(tuple(cu_runs), tuple(range(len(tile) + 1))),
-            seam_tokens=tuple(seams),
-            queries=PagedQueries(
-                self._context.integers(positions), cu_runs, [segment.table for segment in tile], on_host=positions
-            ),
-            base=self._start,
-            write_slots=self._context.integers(write_slots),
-            carries=[segment.carries for segment in tile],
-        )
-
-    def _run_layer(self, layer_index: int, tile: Sequence[_Segment], batch: CaptureBatch) -> None:
-        layer = self._context.model.layers[layer_index]
-        hidden = torch.cat([segment.hidden for segment in tile if segment.hidden is not None])
-        hidden = layer.run(hidden, lambda mixer, normed: mixer.capture(normed, batch))
-        for run, segment in enumerate(tile):
-            segment.hidden = hidden[batch.walk.run(run)]
-
     def _finish(self, segment: _Segment) -> SegmentState:
-        self._context.pages.release(segment.seam_pages)
         body = self._start + segment.seam_window
         mixers = self._context.model.linear_mixers
         planes = tuple(mixer.finish(carry, body) for mixer, carry in zip(mixers, segment.carries, strict=True))

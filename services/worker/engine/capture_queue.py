@@ -2,41 +2,49 @@
 
 import time
 from collections import deque
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from services.worker.engine.capture import CapturePass, capture_prime, check_body, pages_of
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import CaptureEvent, CaptureJob, CaptureSegment
 from services.worker.engine.states import SegmentState
+from services.worker.engine.sweep import Rows
 
 __all__ = ["CaptureQueue"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
+    """runs_alone: a sweep failed that it shared."""
+
     job: CaptureJob
     segment: CaptureSegment
+    runs_alone: bool = False
 
 
 @dataclass(slots=True)
 class _Pack:
     """Orders that run through the layers together.
 
-    tokens: what one advance costs, in token layers; cancelled: jobs that want nothing of it any more.
+    cancelled: jobs that want nothing of it any more; is_swept: a chunk of it is in a sweep.
     """
 
     orders: list[_Order]
     capture: CapturePass
-    steps: Generator[None, None, list[SegmentState]]
-    tokens: int
     began_at: float = field(default_factory=time.monotonic)
     cancelled: set[str] = field(default_factory=set)
+    is_swept: bool = False
+
+    @property
+    def wanted(self) -> list[_Order]:
+        """What nobody has cancelled."""
+        return [order for order in self.orders if order.job.request_id not in self.cancelled]
 
 
 class CaptureQueue:
-    """Captures in order of arrival, background jobs last. Lives on the engine's thread."""
+    """Captures in order of arrival, background jobs last, chunk by chunk. See `Line`. Lives on the engine's thread."""
 
     def __init__(self, context: EngineContext, pack_tokens: int) -> None:
         self._context = context
@@ -46,43 +54,68 @@ class CaptureQueue:
         self._prime = capture_prime(context)
 
     @property
+    def is_ready(self) -> bool:
+        """See `Line`."""
+        return bool(self._orders) if self._pack is None else not self._pack.is_swept
+
+    @property
     def has_work(self) -> bool:
-        """Something is left to capture."""
+        """See `Line`."""
         return bool(self._orders) or self._pack is not None
 
     def submit(self, job: CaptureJob) -> None:
         """Put a job's segments in the line."""
-        self._orders.extend(_Order(job, segment) for segment in job.segments)
+        self._line_up([*self._orders, *(_Order(job, segment) for segment in job.segments)])
 
-    def cancel(self, request_id: str) -> None:
-        """Forget a job's segments; a pass that others share runs on, and keeps nothing for the cancelled job."""
+    def cancel(self, request_id: str) -> bool:
+        """See `Line`; a pack that others share runs on, and keeps nothing for the cancelled job."""
         self._orders = deque(order for order in self._orders if order.job.request_id != request_id)
         pack = self._pack
         if pack is None:
-            return
+            return False
         pack.cancelled.add(request_id)
-        if all(order.job.request_id in pack.cancelled for order in pack.orders):
-            pack.capture.abandon()
-            self._pack = None
+        if pack.wanted:
+            return False
+        self._abandon(pack)
+        return True
 
-    def advance(self) -> int:
-        """One layer of the running pass, or the start of the next; returns token layers spent."""
-        pack = self._pack
-        if pack is None:
-            self._begin()
-            return 0
+    def take(self) -> Sequence[Rows]:
+        """See `Line`: the next chunk of the running pack, or the first of a new one."""
+        return self._take_chunk(self._pack_tokens)
+
+    def take_within(self, tokens: int) -> Sequence[Rows]:
+        """As `take`, where that brings no more than so many tokens; none else. A background job begins only by `take`."""
+        return self._take_chunk(min(tokens, self._pack_tokens)) if self.is_ready and self._fits(tokens) else ()
+
+    def finish(self) -> None:
+        """See `Line`."""
+        pack = self._current()
+        pack.is_swept = False
+        if not pack.capture.is_complete:
+            return
         try:
-            next(pack.steps)
-        except StopIteration as finished:
-            self._pack = None
-            self._keep(pack, finished.value)
+            states = pack.capture.finish()
         except Exception as error:
+            self.fail(error)
+        else:
             self._pack = None
-            pack.capture.abandon()
-            for order in pack.orders:
-                if order.job.request_id not in pack.cancelled:
-                    self._end(order, f"capture failed: {error}", 0.0)
-        return pack.tokens
+            self._keep(pack, states)
+
+    def retry(self) -> None:
+        """See `Line`."""
+        pack = self._current()
+        self._abandon(pack)
+        self._line_up([*(replace(order, runs_alone=True) for order in pack.wanted), *self._orders])
+
+    def fail(self, error: Exception) -> None:
+        """See `Line`."""
+        pack = self._current()
+        if len(pack.orders) > 1:
+            self.retry()
+            return
+        self._abandon(pack)
+        for order in pack.wanted:
+            self._end(order, f"capture failed: {error}", 0.0)
 
     @property
     def num_prime_pages(self) -> int:
@@ -94,23 +127,43 @@ class CaptureQueue:
         held = [] if self._prime is None else [self._prime.pages]
         return held if self._pack is None else [*held, self._pack.capture.held_pages]
 
-    def _begin(self) -> None:
-        orders = self._take()
+    def _current(self) -> _Pack:
+        if self._pack is None:
+            raise RuntimeError("no capture runs")
+        return self._pack
+
+    def _abandon(self, pack: _Pack) -> None:
+        pack.capture.abandon()
+        self._pack = None
+
+    def _take_chunk(self, pack_tokens: int) -> Sequence[Rows]:
+        if self._pack is None:
+            self._pack = self._create_pack(self._take_orders(pack_tokens))
+        if self._pack is None:
+            return ()
+        self._pack.is_swept = True
+        return self._pack.capture.take_chunk()
+
+    def _fits(self, tokens: int) -> bool:
+        """The next chunk may stand beside other rows, and brings no more than so many tokens."""
+        if self._pack is not None:
+            return not self._pack.orders[0].runs_alone and self._pack.capture.next_tokens <= tokens
+        head = self._orders[0]
+        return not (head.runs_alone or head.job.background) and len(head.segment.token_ids) <= tokens
+
+    def _create_pack(self, orders: list[_Order]) -> _Pack | None:
         while orders:
             segments = [order.segment.token_ids for order in orders]
             self._context.store.make_room(sum(pages_of(self._context, token_ids) for token_ids in segments))
             try:
-                capture = CapturePass(self._context, segments, self._prime)
+                return _Pack(orders, CapturePass(self._context, segments, self._prime))
             except NoRoomError as error:
                 orders = self._shrink(orders, str(error))
             except Exception as error:
                 for order in orders:
                     self._end(order, f"capture failed: {error}", 0.0)
-                return
-            else:
-                tokens = min(capture.num_tokens, self._context.profile.chunk_tokens * len(orders))
-                self._pack = _Pack(orders, capture, capture.run(), tokens)
-                return
+                return None
+        return None
 
     def _shrink(self, orders: list[_Order], reason: str) -> list[_Order]:
         """What to try when orders do not fit together: the first half, the rest waits; one alone has failed."""
@@ -118,7 +171,7 @@ class CaptureQueue:
             self._end(orders[0], reason, 0.0)
             return []
         half = len(orders) // 2
-        self._orders.extendleft(reversed(orders[half:]))
+        self._line_up([*orders[half:], *self._orders])
         return orders[:half]
 
     def _keep(self, pack: _Pack, states: list[SegmentState]) -> None:
@@ -129,21 +182,24 @@ class CaptureQueue:
             else:
                 self._end(order, self._store(order.segment.key, state), seconds)
 
-    def _take(self) -> list[_Order]:
-        """The next orders that fit one pass; what is there already, or has no body, ends at once."""
-        self._orders = deque(sorted(self._orders, key=lambda order: order.job.background))
+    def _line_up(self, orders: Sequence[_Order]) -> None:
+        self._orders = deque(sorted(orders, key=lambda order: order.job.background))
+
+    def _take_orders(self, pack_tokens: int) -> list[_Order]:
+        """The next orders that fit one pass, at least one; what is there already, or has no body, ends at once."""
+        room = 0 if self._orders and self._orders[0].runs_alone else pack_tokens
         taken: dict[bytes, _Order] = {}
-        tokens = 0
         while self._orders:
             order = self._orders[0]
-            tokens += len(order.segment.token_ids)
-            if taken and (tokens > self._pack_tokens or order.segment.key in taken):
+            length = len(order.segment.token_ids)
+            if taken and (length > room or order.segment.key in taken or order.runs_alone):
                 break
             self._orders.popleft()
             if order.segment.key in self._context.store:
                 self._end(order, "", 0.0)
             elif self._has_body(order):
                 taken[order.segment.key] = order
+                room -= length
         return list(taken.values())
 
     def _has_body(self, order: _Order) -> bool:

@@ -1,6 +1,6 @@
 """The combine pass: composes stored states and runs the live tokens of prompts through the model, layer by layer.
 
-`CombinePass` reserves what one prompt needs; `CombineSweep` takes several of them through the layers side by side.
+`CombinePass` reserves what one prompt needs; `CombineRows` are the live tokens of several of them in one sweep.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -12,11 +12,12 @@ import torch
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError, pages_for
 from services.worker.engine.states import PrefixState, SegmentState, page_rows
-from services.worker.mixers.batch import CombineBatch, LinearSnapshot
+from services.worker.engine.sweep import Sweep
+from services.worker.mixers.batch import CombineBatch, LinearSnapshot, Mixer
 from services.worker.ops.layout import PartWalk
 from services.worker.ops.paged_attention import PagedQueries, PageTable
 
-__all__ = ["CombinePart", "CombinePass", "CombinePlan", "CombineSweep", "Prompt"]
+__all__ = ["CombinePart", "CombinePass", "CombinePlan", "CombineRows", "Prompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +187,9 @@ class CombinePass:
 
     def run(self) -> Generator[None, None, torch.Tensor]:
         """The prompt alone: yields after every layer; returns the last token's logits `[vocabulary]`."""
-        logits = yield from CombineSweep(self._context, [self]).run()
-        return logits[0]
+        rows = CombineRows(self._context, [self])
+        yield from Sweep(self._context, [rows]).run()
+        return rows.finish()[0]
 
     def load_slot(self) -> None:
         """The state slot begins with the prefix's state, or from nothing."""
@@ -233,34 +235,47 @@ def _own(snapshot: LinearSnapshot) -> LinearSnapshot:
     return LinearSnapshot(snapshot.state.clone(), snapshot.tail.clone())
 
 
-class CombineSweep:
-    """Reserved prompts side by side on one way through the layers, which reads the weights once for all of them."""
+class CombineRows:
+    """The live tokens of reserved prompts, packed in order. See `Rows`.
+
+    They start from the reservations alone, so that prompts of a sweep that failed may run again.
+    """
+
+    hidden: torch.Tensor
+    _batch: CombineBatch
 
     def __init__(self, context: EngineContext, passes: Sequence[CombinePass]) -> None:
         self._context = context
         self._passes = passes
 
-    def run(self) -> Generator[None, None, torch.Tensor]:
-        """Yields after every layer; returns the prompts' last logits `[B, vocabulary]`.
+    @property
+    def num_tokens(self) -> int:
+        """See `Rows`."""
+        return sum(one.plan.num_live for one in self._passes)
 
-        It begins from the reservations alone, so that prompts of a sweep that failed may run again.
-        """
-        context = self._context
+    def start(self) -> None:
+        """See `Rows`."""
+        self._batch = self._create_batch()
         for one in self._passes:
             one.load_slot()
-        batch = self._batch()
-        hidden = context.model.embed(context.integers(self._token_ids()))
-        for layer in context.model.layers:
-            hidden = layer.run(hidden, lambda mixer, normed: mixer.combine(normed, batch))
-            yield
-        logits = context.model.logits(hidden[context.integers([end - 1 for end in batch.queries.cu_queries[1:]])])
-        self._keep(batch)
+        token_ids = [token for one in self._passes for run in one.layout.runs for token in run.token_ids]
+        self.hidden = self._context.model.embed(self._context.integers(token_ids))
+
+    def mix(self, mixer: Mixer, normed: torch.Tensor) -> torch.Tensor:
+        """See `Rows`."""
+        return mixer.combine(normed, self._batch)
+
+    def finish(self) -> torch.Tensor:
+        """Behind the last layer: makes the snapshots; returns the prompts' last logits `[B, vocabulary]`."""
+        last = self._context.integers([end - 1 for end in self._batch.queries.cu_queries[1:]])
+        logits = self._context.model.logits(self.hidden[last])
+        for request, one in enumerate(self._passes):
+            runs = self._batch.walk.parts_of(request)
+            kept = [run for run in runs if run in self._batch.keep_after]
+            one.keep({run - runs.start: self._batch.kept.get(run, []) for run in kept})
         return logits
 
-    def _token_ids(self) -> list[int]:
-        return [token for one in self._passes for run in one.layout.runs for token in run.token_ids]
-
-    def _batch(self) -> CombineBatch:
+    def _create_batch(self) -> CombineBatch:
         context, layouts = self._context, [one.layout for one in self._passes]
         placed = [(run, one.plan.parts[run.part]) for one in self._passes for run in one.layout.runs]
         cu_runs = (0, *accumulate(len(run.token_ids) for run, _ in placed))
@@ -280,8 +295,3 @@ class CombineSweep:
             body_positions=[run.first + len(run.token_ids) for run, _ in placed],
             keep_after=frozenset(index for index, (_, part) in enumerate(placed) if part.keep),
         )
-
-    def _keep(self, batch: CombineBatch) -> None:
-        for request, one in enumerate(self._passes):
-            runs = batch.walk.parts_of(request)
-            one.keep({run - runs.start: batch.kept.get(run, []) for run in runs if run in batch.keep_after})

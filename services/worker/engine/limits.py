@@ -12,7 +12,7 @@ class EngineLimits:
     context_length: prompt and generated tokens of one request; max_waiting: requests that wait for room; max_running:
     requests that combine or decode at once; layer_tokens: tokens times layers that passes advance between two decode
     steps; capture_tokens: segments are packed into one capture pass up to this many tokens; sweep_tokens:
-    waiting prompts share one sweep over the layers up to this many live tokens.
+    waiting prompts share one sweep over the layers up to this many live tokens, and captures what room they leave in it.
     """
 
     context_length: int

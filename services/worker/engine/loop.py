@@ -15,6 +15,7 @@ from services.worker.engine.context import EngineContext
 from services.worker.engine.decode import RunningRequest, choose_decoder, decode_step
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.pages import NoRoomError
+from services.worker.engine.prefill import Prefill
 from services.worker.engine.requests import (
     CaptureJob,
     EngineFullError,
@@ -48,6 +49,7 @@ class Engine:
         self._running: list[RunningRequest] = []
         with torch.inference_mode():
             self._captures = CaptureQueue(context, limits.capture_tokens)
+        self._prefill = Prefill(context, self._combines, self._captures)
         self._decoder = choose_decoder(context)
 
     @property
@@ -68,7 +70,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Nothing is left to do."""
-        return not (self._waiting or self._running or self._combines.has_work or self._captures.has_work)
+        return not (self._waiting or self._running or self._prefill.has_work)
 
     def submit(self, request: GenerateRequest) -> None:
         """Put a request in the line.
@@ -90,15 +92,14 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Stop whatever runs under an id; no event follows. Unknown ids are ignored.
 
-        It is freed at once, unless others share its pass: then with the end of the pass.
+        It is freed at once, unless others share its rows in a sweep: then when these end.
         """
         self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id != request_id)
-        self._combines.cancel(request_id)
+        self._prefill.cancel(request_id)
         for running in self._running:
             if running.request.request_id == request_id:
                 running.finished = True
         self._retire()
-        self._captures.cancel(request_id)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -155,8 +156,8 @@ class Engine:
     def _advance(self) -> None:
         """Layers of passes until the budget of tokens times layers is spent; without decoding nothing waits for it."""
         budget = self.limits.layer_tokens
-        while budget > 0 and (self._combines.has_work or self._captures.has_work):
-            budget -= self._combines.advance() if self._combines.has_work else self._captures.advance()
+        while budget > 0 and self._prefill.has_work:
+            budget -= self._prefill.advance()
 
     def _start_decoding(self, prompts: Sequence[AdmittedPrompt], logits: torch.Tensor) -> None:
         for prompt, own, likeliest in zip(prompts, logits, find_likeliest(logits), strict=True):

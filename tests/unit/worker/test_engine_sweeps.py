@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.worker.engine.capture import CapturePass
 from services.worker.engine.combine_queue import count_joined
 from services.worker.engine.limits import EngineLimits
-from services.worker.engine.requests import CaptureSegment, FailedEvent, PromptPart, SnapshotOrder
+from services.worker.engine.requests import CaptureEvent, CaptureSegment, FailedEvent, PromptPart, SnapshotOrder
 from tests.exactness.rig import draw_ids
 from tests.unit.worker.conftest import EngineFactory
 from tests.unit.worker.engine_rig import EngineRig, Heard, live, segment
@@ -155,3 +155,81 @@ def test_a_capture_sweeps_the_layers_once_a_chunk(lengths: tuple[int, ...], chun
     """However many segments are packed."""
     capture = CapturePass(rig.context, [draw_ids(length, length) for length in lengths], None)
     assert sum(1 for _ in capture.run()) == chunks * len(rig.context.model.layers)
+
+
+def _end_steps(rig: EngineRig, heard: Heard, events: list[CaptureEvent]) -> tuple[int, int]:
+    """The steps in which a request had its first token and a capture its last event."""
+    prefilled = captured = 0
+    for step in range(1, 200):
+        rig.step()
+        prefilled = prefilled or (step if heard.events else 0)
+        captured = captured or (step if events else 0)
+        if prefilled and captured:
+            return prefilled, captured
+    raise AssertionError("something did not end")
+
+
+ROOMY = EngineLimits(1024, layer_tokens=1, sweep_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("sweep_tokens", "background", "is_joined"), [(50, False, True), (49, False, False), (50, True, False)]
+)
+def test_a_capture_fills_the_room_that_prompts_leave(
+    sweep_tokens: int, background: bool, is_joined: bool, make_engine: EngineFactory
+) -> None:
+    """20 live tokens and a segment of 30; what does not fit, or is to come last, runs behind."""
+    rig = make_engine(EngineLimits(1024, layer_tokens=1, sweep_tokens=sweep_tokens))
+    heard = rig.submit("r", live(20, 1), max_tokens=9)
+    events = rig.submit_capture("c", CaptureSegment(b"a", draw_ids(30, 2)), background=background)
+    prefilled, captured = _end_steps(rig, heard, events)
+    assert (prefilled == captured) == is_joined
+    assert prefilled <= captured
+
+
+def test_a_prompt_waits_for_no_capture(make_engine: EngineFactory) -> None:
+    """It runs between two layers of the capture."""
+    rig = make_engine(ROOMY)
+    events = rig.submit_capture("c", CaptureSegment(b"a", draw_ids(70, 2)))
+    rig.step()
+    first = rig.submit("r", live(9, 1))
+    assert _prefill_steps(rig, [first])[0] <= len(rig.context.model.layers) + 2
+    assert events == []
+    rig.run()
+    assert [event.reason for event in events] == [""]
+
+
+@pytest.mark.parametrize("steps", range(1, 5))
+@pytest.mark.parametrize("cancelled", ["r", "c"])
+def test_one_kind_cancelled_beside_the_other(cancelled: str, steps: int, make_engine: EngineFactory) -> None:
+    """The sweep goes on without its rows, and what they held is free at once."""
+    rig = make_engine(ROOMY)
+    free = rig.context.pages.num_free
+    heard, events = rig.submit("r", live(20, 1)), rig.submit_capture("c", CaptureSegment(b"a", draw_ids(30, 2)))
+    for _ in range(steps):
+        rig.step()
+    assert not events
+    rig.engine.cancel(cancelled)
+    assert rig.context.pages.num_free == free - (2 if cancelled == "c" else 3)
+    rig.run()
+    assert (heard.is_complete, bool(events)) == ((cancelled != "r"), cancelled != "c")
+    rig.drop_all([b"a"])
+    rig.assert_nothing_held()
+
+
+@pytest.mark.parametrize("is_bad_prompt", [True, False])
+def test_a_fault_of_one_kind_leaves_the_other(is_bad_prompt: bool, make_engine: EngineFactory) -> None:
+    """Everything of a sweep that failed runs again, each on its own; a pack's good segment is stored too."""
+    rig = make_engine(ROOMY)
+    bad = (1 << 20,) * 20
+    heard = rig.submit("r", PromptPart(bad) if is_bad_prompt else live(20, 1))
+    segments = (CaptureSegment(b"a", draw_ids(30, 2)), CaptureSegment(b"b", draw_ids(30, 3) if is_bad_prompt else bad))
+    events = rig.submit_capture("c", *segments)
+    rig.run()
+    reasons = {event.key: event.reason for event in events}
+    assert len(events) == 2
+    assert reasons[b"a"] == ""
+    assert (reasons[b"b"] == "") == is_bad_prompt
+    assert heard.is_complete != is_bad_prompt
+    rig.drop_all([b"a", b"b"])
+    rig.assert_nothing_held()

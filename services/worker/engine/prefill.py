@@ -1,0 +1,132 @@
+"""What runs ahead of decoding: captures and combines, taken from their lines through the layers, together where that is free."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.worker.engine.capture_queue import CaptureQueue
+from services.worker.engine.combine_queue import CombineQueue
+from services.worker.engine.context import EngineContext
+from services.worker.engine.sweep import Rows, Sweep
+
+__all__ = ["Line", "Prefill"]
+
+
+class Line(Protocol):
+    """Work of one kind, of which at most one piece is in a sweep: taken from the line, it is finished, retried or failed."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Something waits, and nothing of it is in a sweep."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Something waits or is in a sweep."""
+        ...
+
+    def take(self) -> Sequence[Rows]:
+        """The rows of the next piece; none where the line has dealt with what waited."""
+        ...
+
+    def finish(self) -> None:
+        """The rows have come through all layers."""
+        ...
+
+    def retry(self) -> None:
+        """A sweep failed that others shared: what was in it runs again, each on its own."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """A sweep of this line alone failed: what was in it runs again, each on its own, or is told."""
+        ...
+
+    def cancel(self, request_id: str) -> bool:
+        """Forget a request; no event follows. Returns whether the rows in the sweep are given up with it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    line: Line
+    rows: Sequence[Rows]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A sweep on its way, and whose rows are in it."""
+
+    members: list[_Member]
+    sweep: Sweep
+    steps: Generator[None, None, None]
+
+
+class Prefill:
+    """Prompts first: they wait for no sweep of captures. Captures that wait when a sweep of prompts begins fill its room.
+
+    Rows are joined up to a number that costs a GPU no more than one of them, so that nobody's first token is later for
+    a neighbour's capture.
+    """
+
+    def __init__(self, context: EngineContext, combines: CombineQueue, captures: CaptureQueue) -> None:
+        self._context = context
+        self._combines = combines
+        self._captures = captures
+        self._running: list[_Running] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Something is left to capture or to combine."""
+        return self._combines.has_work or self._captures.has_work
+
+    def cancel(self, request_id: str) -> None:
+        """Stop whatever runs under an id."""
+        lines: tuple[Line, Line] = (self._combines, self._captures)
+        for line in lines:
+            if line.cancel(request_id):
+                self._drop(line)
+
+    def advance(self) -> int:
+        """One layer of the running sweep, or the start of the next; returns token layers spent."""
+        if self._combines.is_ready or not self._running:
+            self._begin()
+            return 0
+        running = self._running[-1]
+        tokens = running.sweep.num_tokens
+        try:
+            next(running.steps)
+        except StopIteration:
+            self._running.pop()
+            for member in running.members:
+                member.line.finish()
+        except Exception as error:
+            self._running.pop()
+            self._give_back(running.members, error)
+        return tokens
+
+    def _begin(self) -> None:
+        members = [member for member in self._take() if member.rows]
+        if members:
+            sweep = Sweep(self._context, [rows for member in members for rows in member.rows])
+            self._running.append(_Running(members, sweep, sweep.run()))
+
+    def _take(self) -> list[_Member]:
+        if not self._combines.is_ready:
+            return [_Member(self._captures, self._captures.take())]
+        prompts = _Member(self._combines, self._combines.take())
+        return [prompts, _Member(self._captures, self._captures.take_within(self._combines.room))]
+
+    def _give_back(self, members: Sequence[_Member], error: Exception) -> None:
+        if len(members) == 1:
+            members[0].line.fail(error)
+            return
+        for member in members:
+            member.line.retry()
+
+    def _drop(self, line: Line) -> None:
+        """Sweeps go on without a line's rows, or end where there are no others."""
+        for running in self._running:
+            for member in [one for one in running.members if one.line is line]:
+                running.members.remove(member)
+                running.sweep.drop(member.rows)
+        self._running = [running for running in self._running if running.members]
