@@ -5,14 +5,15 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from services.worker.mixers.paged_attention import Heads
+from services.worker.mixers.paged_attention import Heads, PagedAttention
 from services.worker.mixers.shapes import PageShape
+from services.worker.mixers.state import DeviceMemory
 from services.worker.ops.gate import sigmoid_gate
 from services.worker.ops.norm import rms_norm
 from services.worker.ops.page_store import KeyNorm
-from services.worker.ops.rotary import Llama3Scaling
+from services.worker.ops.rotary import Llama3Scaling, Rotary
 
-__all__ = ["AttentionWeights", "GroupedAttention", "GroupedAttentionShape"]
+__all__ = ["AttentionWeights", "GroupedAttention", "GroupedAttentionShape", "create_grouped_attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +83,11 @@ class GroupedAttention:
         """See `AttentionProjection`."""
         flat = mixed.flatten(-2) if heads.gate is None else sigmoid_gate(mixed, heads.gate)
         return F.linear(flat, self.weights.out_proj)
+
+
+def create_grouped_attention(
+    shape: GroupedAttentionShape, weights: AttentionWeights, memory: DeviceMemory
+) -> PagedAttention:
+    """One layer with its positions and the pages that it takes from `memory`."""
+    rotary = Rotary.create(shape.rotary_theta, shape.rotary_dim, memory.device, scaling=shape.rotary_scaling)
+    return PagedAttention(GroupedAttention(shape, weights), rotary, memory.add_page_pool(shape.kept))

@@ -8,15 +8,15 @@ scalings, biases, sliding windows and interleaved rotary are refused. The tests 
 from collections.abc import Mapping
 from typing import Any
 
-from services.worker.mixers.grouped_attention import AttentionWeights, GroupedAttention, GroupedAttentionShape
-from services.worker.mixers.paged_attention import PagedAttention
+from services.worker.mixers.grouped_attention import GroupedAttentionShape
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.checkpoint import Checkpoint
 from services.worker.models.decoder import Model, PreNormLayer
 from services.worker.models.fields import ConfigFields
+from services.worker.models.grouped_attention import read_grouped_attention
 from services.worker.models.spec import DenseShape, LayerSpec, ModelSpec
 from services.worker.models.weights import WeightReader, assemble
-from services.worker.ops.rotary import Llama3Scaling, Rotary
+from services.worker.ops.rotary import Llama3Scaling
 
 __all__ = ["MODEL_TYPES", "load_model", "read_spec"]
 
@@ -96,25 +96,11 @@ def _layer(spec: ModelSpec, reader: WeightReader, index: int) -> PreNormLayer:
     name, own = f"layers.{index}", spec.layers[index]
     if not isinstance(own.mixer, GroupedAttentionShape) or not isinstance(own.feed_forward, DenseShape):
         raise TypeError(f"{own} is no layer of this family")
+    read_norm = reader.read_fp32 if spec.family == _QWEN3 else None
     return PreNormLayer(
         mixer_norm=reader.read_fp32(f"{name}.input_layernorm.weight", spec.hidden_size),
-        mixer=_attention(reader, f"{name}.self_attn", own.mixer, spec),
+        mixer=read_grouped_attention(reader, f"{name}.self_attn", own.mixer, spec.hidden_size, read_norm),
         feed_forward_norm=reader.read_fp32(f"{name}.post_attention_layernorm.weight", spec.hidden_size),
         feed_forward=reader.swiglu(f"{name}.mlp", own.feed_forward.size, spec.hidden_size),
         eps=spec.eps,
     )
-
-
-def _attention(reader: WeightReader, name: str, shape: GroupedAttentionShape, spec: ModelSpec) -> PagedAttention:
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    rows = {"q": queries, "k": keys, "v": keys}
-    is_normed = spec.family == _QWEN3
-    weights = AttentionWeights(
-        in_proj=reader.stack({f"{name}.{part}_proj.weight": count for part, count in rows.items()}, spec.hidden_size),
-        out_proj=reader.read(f"{name}.o_proj.weight", spec.hidden_size, queries),
-        q_norm=reader.read_fp32(f"{name}.q_norm.weight", shape.head_dim) if is_normed else None,
-        k_norm=reader.read_fp32(f"{name}.k_norm.weight", shape.head_dim) if is_normed else None,
-    )
-    device = reader.memory.device
-    rotary = Rotary.create(shape.rotary_theta, shape.rotary_dim, device, scaling=shape.rotary_scaling)
-    return PagedAttention(GroupedAttention(shape, weights), rotary, reader.memory.add_page_pool(shape.kept))

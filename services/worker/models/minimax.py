@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from services.worker.mixers.grouped_attention import AttentionWeights, GroupedAttention, GroupedAttentionShape
+from services.worker.mixers.grouped_attention import GroupedAttentionShape
 from services.worker.mixers.lightning import LightningShape, LightningWeights, create_lightning, layer_slopes
 from services.worker.mixers.linear import LinearMixer
 from services.worker.mixers.paged_attention import PagedAttention
@@ -29,9 +29,9 @@ from services.worker.models.checkpoint import Checkpoint
 from services.worker.models.decoder import Model, PostNormLayer
 from services.worker.models.experts import ExpertNames, ExpertsShape, Routing, Scoring
 from services.worker.models.fields import ConfigFields
+from services.worker.models.grouped_attention import read_grouped_attention
 from services.worker.models.spec import LayerSpec, ModelSpec, ResidualFactors
 from services.worker.models.weights import WeightReader, assemble
-from services.worker.ops.rotary import Rotary
 
 __all__ = ["MODEL_TYPES", "load_model", "read_spec"]
 
@@ -173,7 +173,7 @@ def _layer(spec: ModelSpec, reader: WeightReader, index: int) -> PostNormLayer:
     if isinstance(own.mixer, LightningShape):
         mixer = _lightning_mixer(reader, f"{name}.self_attn", own.mixer, hidden)
     elif isinstance(own.mixer, GroupedAttentionShape):
-        mixer = _attention_mixer(reader, f"{name}.self_attn", own.mixer, hidden)
+        mixer = read_grouped_attention(reader, f"{name}.self_attn", own.mixer, hidden)
     else:
         raise TypeError(f"{own.mixer} is no shape of this family")
     if own.residual is None:
@@ -199,14 +199,3 @@ def _lightning_mixer(reader: WeightReader, name: str, shape: LightningShape, hid
         out_proj=reader.read(f"{name}.out_proj.weight", hidden, shape.channels),
     )
     return create_lightning(shape, weights, reader.memory)
-
-
-def _attention_mixer(reader: WeightReader, name: str, shape: GroupedAttentionShape, hidden: int) -> PagedAttention:
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    rows = {"q": queries, "k": keys, "v": keys}
-    weights = AttentionWeights(
-        in_proj=reader.stack({f"{name}.{part}_proj.weight": count for part, count in rows.items()}, hidden),
-        out_proj=reader.read(f"{name}.o_proj.weight", hidden, queries),
-    )
-    rotary = Rotary.create(shape.rotary_theta, shape.rotary_dim, reader.memory.device)
-    return PagedAttention(GroupedAttention(shape, weights), rotary, reader.memory.add_page_pool(shape.kept))

@@ -6,16 +6,16 @@ from collections.abc import Callable
 import torch
 
 from services.worker.mixers.gated_delta import GatedDelta, GatedDeltaShape, GatedDeltaWeights
-from services.worker.mixers.grouped_attention import AttentionWeights, GroupedAttention, GroupedAttentionShape
+from services.worker.mixers.grouped_attention import GroupedAttentionShape
 from services.worker.mixers.linear import LinearMixer
 from services.worker.mixers.paged_attention import PagedAttention
 from services.worker.mixers.shapes import MixerShape
 from services.worker.models.decoder import Model, PreNormLayer
 from services.worker.models.experts import ExpertsShape, Routing, Scoring
 from services.worker.models.fields import ConfigFields
+from services.worker.models.grouped_attention import read_grouped_attention
 from services.worker.models.spec import FeedForwardShape, LayerSpec, ModelSpec
 from services.worker.models.weights import WeightReader, assemble
-from services.worker.ops.rotary import Rotary
 
 __all__ = ["ReadProjection", "load_hybrid", "read_experts_shape", "read_hybrid_spec"]
 
@@ -133,7 +133,8 @@ def load_hybrid(spec: ModelSpec, reader: WeightReader, read_projection: ReadProj
             in_proj = read_projection(reader, f"{name}.linear_attn", own.mixer, spec.hidden_size)
             mixer = _linear(reader, f"{name}.linear_attn", own.mixer, in_proj)
         elif isinstance(own.mixer, GroupedAttentionShape):
-            mixer = _attention(reader, f"{name}.self_attn", own.mixer, spec.hidden_size)
+            norms = reader.read_centred_norm
+            mixer = read_grouped_attention(reader, f"{name}.self_attn", own.mixer, spec.hidden_size, norms)
         else:
             raise TypeError(f"{own.mixer} is no shape of these families")
         return PreNormLayer(
@@ -158,16 +159,3 @@ def _linear(reader: WeightReader, name: str, shape: GatedDeltaShape, in_proj: to
         out_proj=reader.read(f"{name}.out_proj.weight", hidden, heads * shape.value_dim),
     )
     return LinearMixer(shape.kept, GatedDelta(shape, weights), None, reader.memory.add_linear_slots(shape.kept))
-
-
-def _attention(reader: WeightReader, name: str, shape: GroupedAttentionShape, hidden: int) -> PagedAttention:
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    rows = {"q": 2 * queries, "k": keys, "v": keys}
-    weights = AttentionWeights(
-        in_proj=reader.stack({f"{name}.{part}_proj.weight": count for part, count in rows.items()}, hidden),
-        out_proj=reader.read(f"{name}.o_proj.weight", hidden, queries),
-        q_norm=reader.read_centred_norm(f"{name}.q_norm.weight", shape.head_dim),
-        k_norm=reader.read_centred_norm(f"{name}.k_norm.weight", shape.head_dim),
-    )
-    rotary = Rotary.create(shape.rotary_theta, shape.rotary_dim, reader.memory.device)
-    return PagedAttention(GroupedAttention(shape, weights), rotary, reader.memory.add_page_pool(shape.kept))

@@ -23,7 +23,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from services.worker.mixers.grouped_attention import AttentionWeights, GroupedAttention, GroupedAttentionShape
+from services.worker.mixers.grouped_attention import (
+    AttentionWeights,
+    GroupedAttentionShape,
+    create_grouped_attention,
+)
 from services.worker.mixers.latent_attention import LatentAttention, LatentAttentionShape
 from services.worker.mixers.lightning import LightningShape, LightningWeights, create_lightning, layer_slopes
 from services.worker.mixers.linear import LinearMixer
@@ -231,8 +235,7 @@ def _grouped_mixer(reader: WeightReader, name: str, shape: GroupedAttentionShape
         q_norm=reader.read_fp32(f"{name}.query_layernorm.weight", shape.head_dim),
         k_norm=reader.read_fp32(f"{name}.key_layernorm.weight", shape.head_dim),
     )
-    rotary = Rotary.create(shape.rotary_theta, shape.rotary_dim, reader.memory.device)
-    return PagedAttention(GroupedAttention(shape, weights), rotary, reader.memory.add_page_pool(shape.kept))
+    return create_grouped_attention(shape, weights, reader.memory)
 
 
 def _latent_mixer(reader: WeightReader, name: str, shape: LatentAttentionShape, hidden: int) -> PagedAttention:
