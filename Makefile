@@ -1,4 +1,4 @@
-# The verbs of the project. Every one sets up what it needs in .venv first.
+# The verbs of the project. Every one sets up what it needs in .venv first; those for a GPU take PYTHON as it is.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,10 +9,10 @@ DEVELOPMENT := $(VENV)/.development
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help setup demo run test check bench eval proto clean
+.PHONY: help setup demo run test check bench test-gpu bench-gpu eval proto clean
 
 help: ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(RUNTIME) ## Create .venv with everything that serving needs.
 
@@ -48,6 +48,16 @@ bench: $(DEVELOPMENT) ## Measure speed on the demo model and the exactness of al
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.families --out bench/results/families.json
 	$(BIN)/python -m bench.docs
+
+# A GPU image may lack the asyncio plugin, whose options would stop pytest; none of these tests needs it.
+test-gpu: ## Check kernels and exactness on a GPU, with the Python of its image.
+	HYPIC_DEVICE=cuda $(PYTHON) -m pytest -o addopts= -q --strict-markers -p no:cacheprovider \
+		-W ignore::pytest.PytestConfigWarning tests/kernels tests/exactness
+
+bench-gpu: ## Measure kernels and the engine on a GPU, with the Python of its image; writes bench/results/ and its tables.
+	$(PYTHON) -m bench.kernels --out bench/results/kernels.json
+	$(PYTHON) -m bench.gpu all --out bench/results/gpu.json
+	$(PYTHON) -m bench.docs
 
 eval: $(DEVELOPMENT) ## Measure answer quality on the demo model, short form.
 	$(BIN)/python -m eval --short

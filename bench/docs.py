@@ -1,12 +1,13 @@
 """Renders result files into the tables of README and docs/benchmarks.md. With --check: fails when one is out of date.
 
-A marker names its file, and either how many `rows:` are shown or what the table has one line `for:`, where measures are
-named `line / column`.
+A marker names its file, of which `subject:` it shows the rows where measures are named `subject: measure`, and either how
+many `rows:` are shown or what the table has one line `for:`, where measures are named `line / column`.
 """
 
 import argparse
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from bench.results import ResultFile, Row, read_results
@@ -14,7 +15,8 @@ from bench.results import ResultFile, Row, read_results
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 _BLOCK = re.compile(
-    r"(?P<head><!-- table: (?P<file>\S+)(?: rows: (?P<count>\d+)| for: (?P<line>\w+))? -->\n).*?(?P<end><!-- end -->)",
+    r"(?P<head><!-- table: (?P<file>\S+)(?: subject: (?P<subject>\w+))?(?: rows: (?P<count>\d+)| for: (?P<line>\w+))? -->\n)"
+    r".*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
 
@@ -52,11 +54,22 @@ def _origin(result: ResultFile) -> str:
     return f"\n{result.device}; {result.date}; commit {result.commit}; {versions}. `{result.command}`\n"
 
 
+def of_subject(result: ResultFile, subject: str) -> ResultFile:
+    """The rows of one subject, without its name."""
+    prefix = f"{subject}: "
+    own = [row for row in result.rows if row.measure.startswith(prefix)]
+    return replace(result, rows=tuple(replace(row, measure=row.measure.removeprefix(prefix)) for row in own))
+
+
 def render_page(page: str) -> str:
     """The page with every table made anew from the result file that its marker names."""
 
     def fill(block: re.Match[str]) -> str:
         result = read_results(ROOT / block["file"])
+        if block["subject"]:
+            result = of_subject(result, block["subject"])
+        if not result.rows:
+            return f"{block['head']}Not measured yet.\n{block['end']}"
         count = int(block["count"]) if block["count"] else None
         table = render_lines(result, block["line"]) if block["line"] else render_table(result, count)
         return f"{block['head']}{table}{block['end']}"

@@ -11,7 +11,7 @@ from services.worker.engine.states import SegmentState
 __all__ = ["Agreement", "measure_agreement"]
 
 _QUESTIONS = 16
-_LEAST_SHARE, _LEAST_LEAD = 0.5, 0.25
+_LEAST_SHARE, _LEAST_LEAD = 1 / 3, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,10 @@ class Agreement:
 
     @property
     def is_good(self) -> bool:
-        """Most tokens are right, and would not be with wrong states. A dtype's rounding tips some that are nearly equal."""
+        """Tokens are right far too often for chance, and are not with wrong states.
+
+        A dtype's rounding tips those that are nearly equal, and experts with them: not all can be right.
+        """
         return self.composed >= max(_LEAST_SHARE, self.mistaken + _LEAST_LEAD)
 
 
