@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from services.worker.mixers.batch import DecodeBatch, Mixer
 from services.worker.mixers.linear import LinearMixer
 from services.worker.models.spec import ModelSpec, ResidualFactors
-from services.worker.ops.norm import rms_norm
+from services.worker.ops.norm import add_rms_norm, rms_norm
 from services.worker.ops.swiglu import activate
 
 __all__ = ["FeedForward", "Layer", "Mix", "Model", "PostNormLayer", "PreNormLayer", "SwiGlu"]
@@ -63,8 +63,9 @@ class PreNormLayer:
 
     def run(self, hidden: torch.Tensor, mix: Mix) -> torch.Tensor:
         """See `Layer`."""
-        hidden = hidden + mix(self.mixer, rms_norm(hidden, self.mixer_norm, self.eps))
-        return hidden + self.feed_forward(rms_norm(hidden, self.feed_forward_norm, self.eps))
+        mixed = mix(self.mixer, rms_norm(hidden, self.mixer_norm, self.eps))
+        hidden, normed = add_rms_norm(hidden, mixed, self.feed_forward_norm, self.eps)
+        return hidden + self.feed_forward(normed)
 
 
 @dataclass(frozen=True, slots=True)

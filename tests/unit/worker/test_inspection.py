@@ -92,7 +92,9 @@ def test_decays_are_those_of_the_gates_at_rest(
     report = inspect_checkpoint(directory)
     model = create_context(directory, device, SEAM).model
     hidden = torch.zeros(1, model.spec.hidden_size, device=device)
-    logs = [mixer.projection.project(hidden).log_decay[0] for mixer in model.linear_mixers]
+    projections = [mixer.projection for mixer in model.linear_mixers]
+    projected = [(projection, projection.project(hidden)) for projection in projections]
+    logs = [projection.inputs(own.rows, own).log_decay[0] for projection, own in projected]
     slowest = [log.amax(dim=-1) if log.ndim == 2 else log for log in logs]
     if not slowest:
         assert report.decays is None
