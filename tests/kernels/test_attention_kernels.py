@@ -18,6 +18,8 @@ from tests.exactness.test_paged_attention import HEADS, PLAIN, Heads, attend_sce
 TOLERANCE = 1e-5
 PARTS = [(3, 20), (5, 33), (4, 0)]
 WIDE = Heads(8, 1, 72, 40, 24)
+# Heads of which a half or a quarter turns stand in two or three tiles; the widest take one page a step.
+PIECES = [Heads(4, 2, 32, 20, 12), Heads(4, 2, 64, 64, 16), Heads(2, 1, 256, 32, 64), Heads(2, 1, 128, 16, 0)]
 
 
 @pytest.mark.parametrize("heads", [HEADS, PLAIN, WIDE], ids=str)
@@ -32,6 +34,22 @@ def test_equals_dense_attention(
     assert_close(attend_scenes(kernels, [scene], [queries], heads, device), expected, TOLERANCE)
     if heads.rotary_dim:
         shifted = draw_scene(PARTS, heads, 5, shift=1)
+        assert_far(attend_scenes(kernels, [shifted], [queries], heads, device), expected, TOLERANCE)
+
+
+@pytest.mark.parametrize(("heads", "split_keys"), [*((heads, 2048) for heads in PIECES), (PIECES[1], 64)], ids=str)
+def test_only_some_channels_turn(
+    heads: Heads, split_keys: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Bodies with whole pages and pages that only the later queries see whole."""
+    monkeypatch.setattr(work, "MIN_SPLIT_KEYS", split_keys)
+    parts = [(3, 100), (20, 40), (25, 0)]
+    scene = draw_scene(parts, heads, 15)
+    queries = draw_queries(scene, heads, 16)
+    expected = dense(scene, queries, heads)
+    assert_close(attend_scenes(kernels, [scene], [queries], heads, device), expected, TOLERANCE)
+    if heads.rotary_dim:
+        shifted = draw_scene(parts, heads, 15, shift=1)
         assert_far(attend_scenes(kernels, [shifted], [queries], heads, device), expected, TOLERANCE)
 
 

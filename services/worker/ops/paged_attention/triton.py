@@ -1,7 +1,8 @@
 """Paged attention on a GPU: a program a block of queries, key head and split of the keys; one more launch joins the splits.
 
 The query heads of one key head stand in one tile with their tokens. Pages of one base stand in one group, for which the
-tile's queries are rotated once by their distance to the base (design §5), so that stored bytes are read as they are.
+tile's queries are rotated once by their distance to the base (design §5), so that stored bytes are read as they are. Full
+pages that every query of the tile sees come first in a group and need no mask.
 Work is cut on the host into splits of pages, short enough that one request alone keeps the whole chip busy.
 """
 
@@ -15,6 +16,7 @@ import triton.language as tl
 from services.worker.ops.paged_attention.turns import Turns
 from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries
 from services.worker.ops.paged_attention.work import BLOCK_FIELDS, Tiles, Work, block, room_for
+from services.worker.ops.rotary import Rotary
 
 __all__ = ["FixedLaunch", "attend", "fix_launches", "partners"]
 
@@ -36,13 +38,13 @@ def partners(o_d, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
 @triton.jit
 def _turned(
     q, query_cos, query_sin, base_cos, base_sin, token, head, m_m, i_g,
-    Hq: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    Hq: tl.constexpr, D: tl.constexpr, BR: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries turned by their distance to a group's base; HALF 0: as they are.
+    """The first BR channels of a tile of queries, turned by their distance to a group's base; HALF 0: as they are.
 
     The angle is a difference of two angles whose cosines and sines are known: no reduction of large angles.
     """
-    o_d = tl.arange(0, BD)
+    o_d = tl.arange(0, BR)
     m_q = m_m[:, None] & (o_d < D)[None, :]
     p_q = (token.to(tl.int64) * Hq + head)[:, None] * D
     b_q = tl.load(q + p_q + o_d[None, :], mask=m_q, other=0.0)
@@ -60,6 +62,14 @@ def _turned(
 
 
 @triton.jit
+def _piece(q, token, head, m_m, begin: tl.constexpr, width: tl.constexpr, Hq: tl.constexpr, D: tl.constexpr):
+    """A tile of queries' channels from `begin` on, which do not turn; width 0: of no use."""
+    o_d = begin + tl.arange(0, max(16, width))
+    m_q = m_m[:, None] & (o_d < D)[None, :]
+    return tl.load(q + (token.to(tl.int64) * Hq + head)[:, None] * D + o_d[None, :], mask=m_q, other=0.0)
+
+
+@triton.jit
 def _until(firsts, begin, end, farthest):
     """One past the last place in `[begin, end)` whose first position is not behind the farthest; they stand in rising order."""
     o_r = tl.arange(0, 64)
@@ -72,6 +82,79 @@ def _until(firsts, begin, end, farthest):
 
 
 @triton.jit
+def _whole_until(firsts, counts, begin, end, nearest, PAGE: tl.constexpr):
+    """One past the last of the first places in `[begin, end)` that are full pages at or before the nearest query."""
+    o_r = tl.arange(0, 64)
+    stop = end
+    for i_r in range(begin, end, 64):
+        m_r = i_r + o_r < end
+        first = tl.load(firsts + i_r + o_r, mask=m_r, other=0)
+        count = tl.load(counts + i_r + o_r, mask=m_r, other=PAGE)
+        is_cut = m_r & ((count < PAGE) | (first + PAGE - 1 > nearest))
+        stop = tl.minimum(stop, tl.min(tl.where(is_cut, i_r + o_r, end), axis=0))
+    return stop
+
+
+@triton.jit
+def _stored(p_n, m_n, begin: tl.constexpr, width: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr):
+    """Channels of keys or values from `begin` on; not MASKED: of all of them."""
+    o_d = begin + tl.arange(0, width)
+    if MASKED or begin + width > D:
+        b_n = tl.load(p_n + o_d[None, :], mask=m_n[:, None] & (o_d < D)[None, :], other=0.0)
+    else:
+        b_n = tl.load(p_n + o_d[None, :])
+    return b_n
+
+
+@triton.jit
+def _attend_rows(
+    b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_page, row_first, row_count, begin, stop, place, farthest, i_h, scale,
+    Hkv: tl.constexpr, D: tl.constexpr, Dv: tl.constexpr, KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
+    PAGE: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All steps over rows `[begin, stop)`; not MASKED: every query sees all of their keys, and steps come out even.
+
+    A step takes BN keys: part of a page, or several pages. The loop has no branch, so that loads run ahead.
+    """
+    o_n = tl.arange(0, BN)
+    for i_n in range(begin * PAGE, stop * PAGE, BN):
+        if BN <= PAGE:
+            i_r, o_p = i_n // PAGE, i_n % PAGE + o_n
+            first, count = tl.load(row_first + i_r), tl.load(row_count + i_r)
+            page = tl.load(row_page + i_r).to(tl.int64)
+        else:
+            i_r, o_p = i_n // PAGE + o_n // PAGE, o_n % PAGE
+            first = tl.load(row_first + i_r, mask=i_r < stop, other=0)
+            count = tl.load(row_count + i_r, mask=i_r < stop, other=0)
+            page = tl.load(row_page + i_r, mask=i_r < stop, other=0).to(tl.int64)
+        # Behind the farthest query a page may hold slots that nobody has written: NaN times 0 is NaN.
+        m_n = (o_p < count) & (first + o_p <= farthest)
+        row = (page * PAGE + o_p) * Hkv + i_h
+        p_k, p_v = keys + row[:, None] * KEY_STRIDE, values + row[:, None] * VALUE_STRIDE
+        b_k = _stored(p_k, m_n, 0, BR, D, MASKED)
+        b_x = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        if BD > BR:
+            b_k = _stored(p_k, m_n, BR, BR, D, MASKED)
+            b_x = tl.dot(b_r, tl.trans(b_k), b_x, input_precision=PRECISION)
+        if BD > 2 * BR:
+            b_k = _stored(p_k, m_n, 2 * BR, 2 * BR, D, MASKED)
+            b_x = tl.dot(b_s, tl.trans(b_k), b_x, input_precision=PRECISION)
+        if MASKED:
+            b_x = tl.where(m_n[None, :] & ((first + o_p)[None, :] <= place[:, None]), b_x, float("-inf"))
+        b_n = tl.maximum(b_m, tl.max(b_x, axis=1) * scale)
+        # A row that has seen nothing yet keeps a maximum of minus infinity, from which nothing is subtracted.
+        shift = tl.where(b_n == float("-inf"), 0.0, b_n) if MASKED else b_n
+        b_w = tl.exp2(b_x * scale - shift[:, None])
+        kept = tl.exp2(b_m - shift)
+        b_l = b_l * kept + tl.sum(b_w, axis=1)
+        b_v = _stored(p_v, m_n, 0, BDV, Dv, MASKED)
+        b_o = tl.dot(b_w.to(b_v.dtype), b_v, b_o * kept[:, None], input_precision=PRECISION)
+        b_m = b_n
+    return b_m, b_l, b_o
+
+
+@triton.jit
 def _attend_kernel(
     q, keys, values, positions, query_cos, query_sin, base_cos, base_sin,
     blocks, group_rows, row_page, row_first, row_count, cu_partial,
@@ -79,58 +162,45 @@ def _attend_kernel(
     Hq: tl.constexpr, Hkv: tl.constexpr, D: tl.constexpr, Dv: tl.constexpr,
     KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     G: tl.constexpr, PAGE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     HALF: tl.constexpr, INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     """One program of `blocks` (see `BLOCK_FIELDS`) and one key head. A block in one split writes its outputs at once.
 
-    A step takes BN keys: part of a page, or several pages. The loop over keys has no branch, so that loads run ahead.
+    Only BR channels turn with a group; the others stay in place for all groups.
     """
     i_b, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q_begin, q_end = tl.load(blocks + FIELDS * i_b), tl.load(blocks + FIELDS * i_b + 1)
-    o_m, o_d, o_n, o_v = tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BN), tl.arange(0, BDV)
+    o_m, o_v = tl.arange(0, BM), tl.arange(0, BDV)
     token = q_begin + o_m // G
     head = i_h * G + o_m % G
     m_m = token < q_end
     place = tl.load(positions + token, mask=m_m, other=-1).to(tl.int32)
+    nearest = tl.load(positions + q_begin, mask=q_begin < q_end, other=-1).to(tl.int32)
     farthest = tl.load(positions + q_end - 1).to(tl.int32)
     b_m = tl.full([BM], float("-inf"), dtype=tl.float32)
     b_l = tl.zeros([BM], dtype=tl.float32)
     b_o = tl.zeros([BM, BDV], dtype=tl.float32)
+    b_r = _piece(q, token, head, m_m, BR, BR if BD > BR else 0, Hq, D)
+    b_s = _piece(q, token, head, m_m, 2 * BR, 2 * BR if BD > 2 * BR else 0, Hq, D)
     first_row, last_row = tl.load(blocks + FIELDS * i_b + 4), tl.load(blocks + FIELDS * i_b + 5)
     for i_g in range(tl.load(blocks + FIELDS * i_b + 2), tl.load(blocks + FIELDS * i_b + 3)):
         b_q = _turned(
-            q, query_cos, query_sin, base_cos, base_sin, token, head, m_m, i_g, Hq, D, BD, HALF, INTERLEAVED
+            q, query_cos, query_sin, base_cos, base_sin, token, head, m_m, i_g, Hq, D, BR, HALF, INTERLEAVED
         )  # fmt: skip
         begin = tl.maximum(tl.load(group_rows + i_g), first_row)
         stop = _until(row_first, begin, tl.minimum(tl.load(group_rows + i_g + 1), last_row), farthest)
-        for i_n in range(begin * PAGE, stop * PAGE, BN):
-            if BN <= PAGE:
-                i_r, o_p = i_n // PAGE, i_n % PAGE + o_n
-                first, count = tl.load(row_first + i_r), tl.load(row_count + i_r)
-                page = tl.load(row_page + i_r).to(tl.int64)
-            else:
-                i_r, o_p = i_n // PAGE + o_n // PAGE, o_n % PAGE
-                first = tl.load(row_first + i_r, mask=i_r < stop, other=0)
-                count = tl.load(row_count + i_r, mask=i_r < stop, other=0)
-                page = tl.load(row_page + i_r, mask=i_r < stop, other=0).to(tl.int64)
-            # Behind the farthest query a page may hold slots that nobody has written: NaN times 0 is NaN.
-            m_n = (o_p < count) & (first + o_p <= farthest)
-            row = (page * PAGE + o_p) * Hkv + i_h
-            p_k, p_v = row[:, None] * KEY_STRIDE + o_d[None, :], row[:, None] * VALUE_STRIDE + o_v[None, :]
-            b_k = tl.load(keys + p_k, mask=m_n[:, None] & (o_d < D)[None, :], other=0.0)
-            b_x = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale
-            seen = m_n[None, :] & ((first + o_p)[None, :] <= place[:, None])
-            b_x = tl.where(seen, b_x, float("-inf"))
-            b_n = tl.maximum(b_m, tl.max(b_x, axis=1))
-            # A row that has seen nothing yet keeps a maximum of minus infinity, from which nothing is subtracted.
-            shift = tl.where(b_n == float("-inf"), 0.0, b_n)
-            b_w = tl.exp2(b_x - shift[:, None])
-            kept = tl.exp2(b_m - shift)
-            b_l = b_l * kept + tl.sum(b_w, axis=1)
-            b_v = tl.load(values + p_v, mask=m_n[:, None] & (o_v < Dv)[None, :], other=0.0)
-            b_o = tl.dot(b_w.to(b_v.dtype), b_v, b_o * kept[:, None], input_precision=PRECISION)
-            b_m = b_n
+        whole = _whole_until(row_first, row_count, begin, stop, nearest, PAGE)
+        if BN > PAGE:
+            whole = begin + (whole - begin) // (BN // PAGE) * (BN // PAGE)
+        b_m, b_l, b_o = _attend_rows(
+            b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_page, row_first, row_count, begin, whole, place, farthest,
+            i_h, scale, Hkv, D, Dv, KEY_STRIDE, VALUE_STRIDE, PAGE, BN, BR, BD, BDV, False, PRECISION,
+        )  # fmt: skip
+        b_m, b_l, b_o = _attend_rows(
+            b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_page, row_first, row_count, whole, stop, place, farthest,
+            i_h, scale, Hkv, D, Dv, KEY_STRIDE, VALUE_STRIDE, PAGE, BN, BR, BD, BDV, True, PRECISION,
+        )  # fmt: skip
     m_o = m_m[:, None] & (o_v < Dv)[None, :]
     if SPLIT:
         is_part = tl.load(blocks + FIELDS * i_b + 7) > 1
@@ -264,7 +334,7 @@ def attend(
         partial, sums[0], sums[1], outputs, shape.scale * _LOG2_E,
         Hq=heads, Hkv=keys.shape[2], D=key_dim, Dv=value_dim, KEY_STRIDE=keys.stride(2), VALUE_STRIDE=values.stride(2),
         G=heads // keys.shape[2], PAGE=keys.shape[1], BM=launch.tiles.rows, BN=_step_keys(queries, key_dim),
-        BD=block(key_dim), BDV=block(value_dim),
+        BR=_turning_channels(key_dim, shape.rotary), BD=block(key_dim), BDV=block(value_dim),
         HALF=0 if shape.rotary is None else shape.rotary.half,
         INTERLEAVED=shape.rotary is not None and shape.rotary.interleaved,
         SPLIT=launch.num_partial > 0, PRECISION="tf32x3", FIELDS=BLOCK_FIELDS,
@@ -279,6 +349,17 @@ def attend(
             Hq=heads, Dv=value_dim, BS=splits, BDV=width, num_warps=4,
         )  # fmt: skip
     return outputs
+
+
+def _turning_channels(key_dim: int, rotary: Rotary | None) -> int:
+    """Channels of the tile that turns: a power of two that holds those of the rotary, a quarter of a head at least.
+
+    Its products with keys and those of the rest are apart, so that a group of pages turns no more than it must.
+    """
+    whole = block(key_dim)
+    if rotary is None or whole != key_dim:
+        return whole
+    return min(whole, max(whole // 4, block(2 * rotary.half)))
 
 
 def _step_keys(queries: torch.Tensor, key_dim: int) -> int:
