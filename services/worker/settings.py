@@ -60,8 +60,8 @@ class WorkerSettings(ServiceSettings):
     sweep_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="waiting prompts are combined together up to this many live tokens; default: one by one on a CPU,"
-        " 2048 on a GPU",
+        description="waiting prompts are combined together up to this many live tokens, and captures in the room that"
+        " they leave; default: one by one on a CPU, 2048 on a GPU",
     )
     min_body: int = Field(default=16, ge=1, description="segments with a shorter body are computed live")
     context_length: int | None = Field(
