@@ -99,21 +99,20 @@ def test_a_fixed_launch_takes_over_longer_tables(monkeypatch: pytest.MonkeyPatch
     shape = AttentionShape(HEADS.head_dim**-0.5, Rotary.create(rig.THETA, HEADS.rotary_dim, device))
     monkeypatch.setattr(rig, "NUM_PAGES", 90)
     scenes = [draw_scene([(2, body), (1, 0)], HEADS, 13) for body in (40, 130, 1300)]
-    asked = [PagedQueries(scene.live[-1:].to(device), (0, 1), [scene.table]) for scene in scenes]
+    asked = [PagedQueries(scene.live[-1:].to(device), (0, 1), [scene.table], is_fixed=True) for scene in scenes]
     queries = [draw_queries(scene, HEADS, 14)[-1:].float().to(device) for scene in scenes]
     pools = [(scene.keys.to(device), scene.values.to(device)) for scene in scenes]
     kernels.attend(queries[0], asked[0], pools[0], shape)
-    fixed = PagedQueries(asked[0].positions.clone(), (0, 1), [scenes[0].table])
-    (launch,) = kernels.fix_launches(asked[0], fixed)
-    prepared = dict(fixed.prepared)
+    prepared = kernels.fixed_launches(asked[0])
+    (launch,) = prepared.values()
     for index in (0, 1, 0, 1):
         assert launch.refresh(asked[index])
-        again = PagedQueries(asked[index].positions, (0, 1), (), prepared=dict(prepared))
+        again = PagedQueries(asked[index].positions, (0, 1), (), is_fixed=True, prepared={**prepared})
         actual = kernels.attend(queries[index], again, pools[index], shape)
         expected = naive.attend(queries[index], asked[index], pools[index], shape)
         assert_close(actual, expected, TOLERANCE)
     assert not launch.refresh(asked[2])
-    kept = PagedQueries(asked[1].positions, (0, 1), (), prepared=dict(prepared))
+    kept = PagedQueries(asked[1].positions, (0, 1), (), is_fixed=True, prepared={**prepared})
     assert_close(kernels.attend(queries[1], kept, pools[1], shape), expected, TOLERANCE)
 
 
@@ -240,7 +239,7 @@ def test_a_fixed_launch_follows_a_request_from_page_to_page(
     table, rows = PageTable(rig.PAGE_SIZE), list(scene.table.rows)
     table.extend([*rows[:-3], replace(rows[-3], count=1)])
     launch: kernels.FixedLaunch | None = None
-    prepared: dict[str, object] = {}
+    prepared: dict[str, kernels.FixedLaunch] = {}
     for index, place in enumerate(scene.live.tolist()[2:], start=2):
         if place == rows[len(table.rows) - 1].first + rig.PAGE_SIZE:
             table.extend([replace(rows[len(table.rows)], count=1)])
@@ -248,15 +247,14 @@ def test_a_fixed_launch_follows_a_request_from_page_to_page(
             table.grow_last()
         if index > 2 and table.rows[-1].count % rig.PAGE_SIZE > 1:
             continue
-        asked = PagedQueries(torch.tensor([place], device=device), (0, 1), [table], on_host=[place])
+        asked = PagedQueries(torch.tensor([place], device=device), (0, 1), [table], on_host=[place], is_fixed=True)
         query = queries[index : index + 1]
         expected = naive.attend(query, asked, pools, shape)
         if launch is None:
             assert_close(kernels.attend(query, asked, pools, shape), expected, TOLERANCE)
-            fixed = PagedQueries(asked.positions, (0, 1), [table], on_host=[place])
-            (launch,) = kernels.fix_launches(asked, fixed)
-            prepared = {key: made for key, made in fixed.prepared.items() if made is launch.launch}
+            prepared = kernels.fixed_launches(asked)
+            (launch,) = prepared.values()
         assert launch.refresh(asked)
-        again = PagedQueries(asked.positions, (0, 1), (), prepared=dict(prepared))
+        again = PagedQueries(asked.positions, (0, 1), (), is_fixed=True, prepared={**prepared})
         assert_close(kernels.attend(query, again, pools, shape), expected, TOLERANCE)
     assert len(table.rows) == len(rows)

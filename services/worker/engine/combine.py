@@ -5,7 +5,7 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 
@@ -14,7 +14,8 @@ from services.worker.engine.pages import NoRoomError, pages_for
 from services.worker.engine.states import PrefixState, SegmentState, page_rows
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot, Mixer
-from services.worker.ops.layout import PartWalk
+from services.worker.ops.device import has_kernels
+from services.worker.ops.layout import BODY_ALIGNMENT, PartWalk, PassAddresses
 from services.worker.ops.paged_attention import PagedQueries, PageTable
 
 __all__ = ["CombinePart", "CombinePass", "CombinePlan", "CombineRows", "Prompt"]
@@ -113,17 +114,22 @@ class _Run:
 
 def _runs(plan: CombinePlan) -> list[_Run]:
     """Live runs in order: neighbouring live parts join unless a snapshot stands between them."""
-    runs: list[_Run] = []
+    joined: list[list[int]] = []
+    starts: list[int] = []
     position = plan.prefix_tokens
     joinable = False
     for index, part in enumerate(plan.parts):
         if joinable:
-            runs[-1] = _Run(runs[-1].token_ids + part.live_ids, runs[-1].first, index)
+            joined[-1].append(index)
         else:
-            runs.append(_Run(part.live_ids, position, index))
+            joined.append([index])
+            starts.append(position)
         joinable = part.state is None and not part.keep
         position += len(part.token_ids)
-    return runs
+    return [
+        _Run(tuple(chain.from_iterable(plan.parts[index].live_ids for index in own)), first, own[-1])
+        for own, first in zip(joined, starts, strict=True)
+    ]
 
 
 class _Layout:
@@ -194,13 +200,14 @@ class CombinePass:
     def load_slot(self) -> None:
         """The state slot begins with the prefix's state, or from nothing."""
         prefix, slot = self.plan.prefix, self.prompt.slot
-        for layer, slots in enumerate(self._context.memory.linear_slots):
-            if prefix is None:
-                slots.states[slot].zero_()
-                slots.tails[slot].zero_()
-            else:
-                slots.states[slot] = prefix.snapshots[layer].state
-                slots.tails[slot] = prefix.snapshots[layer].tail
+        layers = self._context.memory.linear_slots
+        own = [kept for slots in layers for kept in (slots.states[slot], slots.tails[slot])]
+        if not own:
+            return
+        if prefix is None:
+            torch._foreach_zero_(own)
+        else:
+            torch._foreach_copy_(own, [kept for one in prefix.snapshots for kept in (one.state, one.tail)])
 
     def keep(self, kept: Mapping[int, Sequence[LinearSnapshot]]) -> None:
         """Make snapshots of the states behind runs, by index of the run.
@@ -242,7 +249,7 @@ class CombineRows:
     """
 
     hidden: torch.Tensor
-    _batch: CombineBatch
+    batch: CombineBatch
 
     def __init__(self, context: EngineContext, passes: Sequence[CombinePass]) -> None:
         self._context = context
@@ -253,26 +260,34 @@ class CombineRows:
         """See `Rows`."""
         return sum(one.plan.num_live for one in self._passes)
 
-    def start(self) -> None:
-        """See `Rows`."""
-        self._batch = self._create_batch()
+    @property
+    def token_ids(self) -> list[int]:
+        """Of all live tokens `[N]`."""
+        return [token for one in self._passes for run in one.layout.runs for token in run.token_ids]
+
+    def prepare(self) -> None:
+        """Everything that the layers need but the embedded tokens."""
+        self.batch = self._create_batch()
         for one in self._passes:
             one.load_slot()
-        token_ids = [token for one in self._passes for run in one.layout.runs for token in run.token_ids]
-        self.hidden = self._context.model.embed(self._context.integers(token_ids))
+
+    def start(self) -> None:
+        """See `Rows`."""
+        self.prepare()
+        self.hidden = self._context.model.embed(self._context.integers(self.token_ids))
 
     def mix(self, mixer: Mixer, normed: torch.Tensor) -> torch.Tensor:
         """See `Rows`."""
-        return mixer.combine(normed, self._batch)
+        return mixer.combine(normed, self.batch)
 
     def finish(self) -> torch.Tensor:
         """Behind the last layer: makes the snapshots; returns the prompts' last logits `[B, vocabulary]`."""
-        last = self._context.integers([end - 1 for end in self._batch.queries.cu_queries[1:]])
+        last = self._context.integers([end - 1 for end in self.batch.queries.cu_queries[1:]])
         logits = self._context.model.logits(self.hidden[last])
         for request, one in enumerate(self._passes):
-            runs = self._batch.walk.parts_of(request)
-            kept = [run for run in runs if run in self._batch.keep_after]
-            one.keep({run - runs.start: self._batch.kept.get(run, []) for run in kept})
+            runs = self.batch.walk.parts_of(request)
+            kept = [run for run in runs if run in self.batch.keep_after]
+            one.keep({run - runs.start: self.batch.kept.get(run, []) for run in kept})
         return logits
 
     def _create_batch(self) -> CombineBatch:
@@ -294,4 +309,25 @@ class CombineRows:
             planes=[None if part.state is None else part.state.planes for _, part in placed],
             body_positions=[run.first + len(run.token_ids) for run, _ in placed],
             keep_after=frozenset(index for index, (_, part) in enumerate(placed) if part.keep),
+            addresses=_locate(context, [part.state for _, part in placed if part.state is not None]),
         )
+
+
+def _locate(context: EngineContext, states: Sequence[SegmentState]) -> PassAddresses | None:
+    """Where the planes of stored bodies lie, where kernels read them as they are: unturned, on their own device."""
+    mixers = context.model.linear_mixers
+    if not has_kernels(context.device) or not mixers or any(mixer.rotary is not None for mixer in mixers):
+        return None
+    table = torch.tensor(
+        [
+            [
+                [plane.transition.data_ptr() for plane in planes],
+                [plane.end_state.data_ptr() for plane in planes],
+                [plane.tail.data_ptr() for plane in planes],
+            ]
+            for planes in zip(*(state.planes for state in states), strict=True)
+        ]
+        or [[[0]] * 3] * len(mixers),
+        dtype=torch.int64,
+    )
+    return PassAddresses(table.to(context.device), is_aligned=bool((table % BODY_ALIGNMENT == 0).all()))

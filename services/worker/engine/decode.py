@@ -83,16 +83,16 @@ def decode_step(context: EngineContext, decoder: Decoder, running: list[RunningR
     """Run every request's last token through the model and draw the next one."""
     positions = [request.prompt.length for request in running]
     write_slots = [request.prompt.append_slot() for request in running]
+    slots = [request.prompt.slot for request in running]
+    tokens = [request.last_token for request in running]
+    # One transfer for all of them: each would wait for the device on its own.
+    sent = context.integers([*tokens, *positions, *write_slots, *slots]).view(4, -1)
+    tables = [request.prompt.table for request in running]
     batch = DecodeBatch(
-        queries=PagedQueries(
-            context.integers(positions),
-            range(len(running) + 1),
-            [request.prompt.table for request in running],
-            on_host=positions,
-        ),
-        write_slots=context.integers(write_slots),
-        slots=context.integers([request.prompt.slot for request in running]),
+        queries=PagedQueries(sent[1], range(len(running) + 1), tables, on_host=positions),
+        write_slots=sent[2],
+        slots=sent[3],
     )
-    logits = decoder(context.integers([request.last_token for request in running]), batch)
+    logits = decoder(sent[0], batch)
     for request, own, likeliest in zip(running, logits, find_likeliest(logits), strict=True):
         request.accept(own, likeliest)

@@ -1,14 +1,14 @@
 """Decode steps on a GPU, recorded once for every number of requests and replayed: no launch is paid for again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from services.worker.engine.context import EngineContext
 from services.worker.mixers.batch import DecodeBatch
 from services.worker.ops.paged_attention import PagedQueries
-from services.worker.ops.paged_attention.triton import FixedLaunch, fix_launches
+from services.worker.ops.paged_attention.triton import FixedLaunch, fixed_launches
 
 __all__ = ["DecodeGraphs"]
 
@@ -52,18 +52,18 @@ class DecodeGraphs:
         recorded = self._recorded.get(len(token_ids))
         logits = None if recorded is None else recorded.replay(token_ids, batch)
         if logits is None:
-            logits = self._context.model.decode(token_ids, batch)
-            self._recorded[len(token_ids)] = self._record(token_ids, batch)
+            fixed = replace(batch, queries=replace(batch.queries, is_fixed=True, prepared={}))
+            logits = self._context.model.decode(token_ids, fixed)
+            self._recorded[len(token_ids)] = self._record(token_ids, fixed)
         return logits
 
     def _record(self, token_ids: torch.Tensor, batch: DecodeBatch) -> _Recorded:
+        """A step over tensors of its own; the tables of the requests that are there do not live as long as the graph."""
         asked = batch.queries
-        queries = PagedQueries(asked.positions.clone(), asked.cu_queries, asked.tables, asked.on_host)
-        launches = fix_launches(asked, queries)
+        launches = fixed_launches(asked)
+        queries = PagedQueries(asked.positions.clone(), (), (), is_fixed=True, prepared={**launches})
         own_ids, own = token_ids.clone(), DecodeBatch(queries, batch.write_slots.clone(), batch.slots.clone())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._context.model.decode(own_ids, own)
-        # The tables of the requests that were there at the time must not live as long as the graph.
-        kept = DecodeBatch(PagedQueries(queries.positions, (), ()), own.write_slots, own.slots)
-        return _Recorded(graph, own_ids, kept, launches, logits)
+        return _Recorded(graph, own_ids, own, tuple(launches.values()), logits)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.worker.engine.capture_queue import CaptureQueue
+from services.worker.engine.combine import CombineRows
+from services.worker.engine.combine_graph import choose_combine_graphs
 from services.worker.engine.combine_queue import CombineQueue
 from services.worker.engine.context import EngineContext
 from services.worker.engine.sweep import Rows, Sweep
@@ -72,6 +74,7 @@ class Prefill:
         self._context = context
         self._combines = combines
         self._captures = captures
+        self._graphs = choose_combine_graphs(context)
         self._running: list[_Running] = []
 
     @property
@@ -107,8 +110,16 @@ class Prefill:
     def _begin(self) -> None:
         members = [member for member in self._take() if member.rows]
         if members:
-            sweep = Sweep(self._context, [rows for member in members for rows in member.rows])
-            self._running.append(_Running(members, sweep, sweep.run()))
+            rows = [own for member in members for own in member.rows]
+            sweep = Sweep(self._context, rows)
+            self._running.append(_Running(members, sweep, self._steps(sweep, rows)))
+
+    def _steps(self, sweep: Sweep, rows: Sequence[Rows]) -> Generator[None, None, None]:
+        """Prompts alone are replayed where they can be recorded."""
+        first = rows[0]
+        if self._graphs is not None and len(rows) == 1 and isinstance(first, CombineRows):
+            return self._graphs.run(first)
+        return sweep.run()
 
     def _take(self) -> list[_Member]:
         if not self._combines.is_ready:

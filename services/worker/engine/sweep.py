@@ -37,11 +37,15 @@ def run_layer(layer: Layer, joined: Sequence[Rows]) -> None:
 
     def mix(mixer: Mixer, normed: torch.Tensor) -> torch.Tensor:
         own = zip(joined, normed.split(sizes), strict=True)
-        return torch.cat([rows.mix(mixer, hidden) for rows, hidden in own])
+        return _join([rows.mix(mixer, hidden) for rows, hidden in own])
 
-    hidden = layer.run(torch.cat([rows.hidden for rows in joined]), mix)
+    hidden = layer.run(_join([rows.hidden for rows in joined]), mix)
     for rows, own in zip(joined, hidden.split(sizes), strict=True):
         rows.hidden = own
+
+
+def _join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class Sweep:

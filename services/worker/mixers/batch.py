@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from services.worker.ops.layout import PartWalk, apply_transition
+from services.worker.ops.layout import BodyAddresses, PartWalk, PassAddresses, apply_transition
 from services.worker.ops.paged_attention import PagedQueries
 
 __all__ = [
@@ -110,7 +110,8 @@ class CombineBatch:
 
     queries: at true positions; write_slots `[N]` flat slots of the page pool; slots `[B]` state slots; planes: every part's
     stored planes, one a linear layer, None for a part without a stored body; body_positions: the true position of the token
-    behind every part's live run, a stored body's first; keep_after: parts whose end state is wanted as a snapshot.
+    behind every part's live run, a stored body's first; keep_after: parts whose end state is wanted as a snapshot; addresses:
+    where every linear layer's bodies lie, for kernels that read them as they are.
     """
 
     walk: PartWalk
@@ -121,6 +122,11 @@ class CombineBatch:
     body_positions: Sequence[int]
     keep_after: frozenset[int] = frozenset()
     kept: dict[int, list[LinearSnapshot]] = field(default_factory=dict)
+    addresses: PassAddresses | None = None
+
+    def addresses_of(self, linear_layer: int) -> BodyAddresses | None:
+        """Where one linear layer's bodies lie, if kernels are to read them as they are."""
+        return None if self.addresses is None else self.addresses.of_layer(linear_layer)
 
     def planes_of(self, linear_layer: int) -> list[LinearPlane | None]:
         """Every part's plane at one linear layer."""

@@ -72,6 +72,11 @@ class GatedDelta:
         """See `LinearProjection`."""
         return self.weights.conv
 
+    @property
+    def decays_channels(self) -> bool:
+        """See `LinearProjection`."""
+        return False
+
     def project(self, hidden: torch.Tensor) -> Projected:
         """See `LinearProjection`."""
         shape = self.shape

@@ -63,7 +63,7 @@ class KimiDeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class KimiDelta:
-    """One layer's projections; see `LinearProjection`. The gate is `[N, H, K]`, behind its sigmoid; gates are log decays `[N, H, K]` and betas."""
+    """One layer's projections; see `LinearProjection`. Gate `[N, H, K]` behind its sigmoid; gates: log decays and betas."""
 
     shape: KimiDeltaShape
     weights: KimiDeltaWeights
@@ -72,6 +72,11 @@ class KimiDelta:
     def conv(self) -> torch.Tensor:
         """See `LinearProjection`."""
         return self.weights.conv
+
+    @property
+    def decays_channels(self) -> bool:
+        """See `LinearProjection`."""
+        return True
 
     def project(self, hidden: torch.Tensor) -> Projected:
         """See `LinearProjection`."""

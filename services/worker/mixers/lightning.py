@@ -92,6 +92,11 @@ class Lightning:
         """See `LinearProjection`: lightning attention has no convolution."""
         return
 
+    @property
+    def decays_channels(self) -> bool:
+        """See `LinearProjection`."""
+        return False
+
     def project(self, hidden: torch.Tensor) -> Projected:
         """See `LinearProjection`."""
         channels = self.shape.channels

@@ -16,7 +16,7 @@ from services.worker.mixers.batch import (
     LinearSnapshot,
 )
 from services.worker.mixers.shapes import StateShape
-from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.layout import Body, BodyAddresses, PartWalk
 from services.worker.ops.recurrence import RecurrenceInputs
 from services.worker.ops.recurrence import dispatch as recurrence
 from services.worker.ops.rotary import Rotary
@@ -44,6 +44,11 @@ class LinearProjection(Protocol):
     @property
     def conv(self) -> torch.Tensor | None:
         """Taps `[C, taps]` of the short convolution, None without one."""
+        ...
+
+    @property
+    def decays_channels(self) -> bool:
+        """Every key channel decays on its own."""
         ...
 
     def project(self, hidden: torch.Tensor) -> Projected:
@@ -102,13 +107,14 @@ class LinearMixer:
     def combine(self, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
         """See `Mixer`; advances the requests' state slots over live runs and stored bodies."""
         projected = self.projection.project(hidden)
-        planes = batch.planes_of(self.slots.index)
+        planes, addresses = batch.planes_of(self.slots.index), batch.addresses_of(self.slots.index)
         conv = self._convolve(
             projected.rows,
             batch.walk,
             self.slots.tails[batch.slots],
             [None if plane is None else plane.tail for plane in planes],
             batch.keep_after,
+            addresses,
         )
         result = recurrence.walk(
             self._inputs(conv.outputs, projected, batch.queries.positions),
@@ -116,6 +122,7 @@ class LinearMixer:
             self.slots.states[batch.slots],
             [self._body(*placed) for placed in zip(planes, batch.body_positions, strict=True)],
             batch.keep_after,
+            addresses,
         )
         self.slots.states[batch.slots] = result.states
         self.slots.tails[batch.slots] = conv.tails
@@ -141,11 +148,12 @@ class LinearMixer:
         tails: torch.Tensor,
         body_tails: Sequence[torch.Tensor | None],
         keep_after: frozenset[int] = frozenset(),
+        addresses: BodyAddresses | None = None,
     ) -> ConvResult:
         """Behind the convolution; without one rows pass as they are and tails stay empty."""
         if self.projection.conv is None:
             return ConvResult(rows, tails, dict.fromkeys(keep_after, tails[0]))
-        return short_conv.walk(rows, self.projection.conv, walk, tails, body_tails, keep_after)
+        return short_conv.walk(rows, self.projection.conv, walk, tails, body_tails, keep_after, addresses)
 
     def _inputs(self, rows: torch.Tensor, projected: Projected, positions: torch.Tensor) -> RecurrenceInputs:
         inputs = self.projection.inputs(rows, projected)

@@ -5,7 +5,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["Body", "PartWalk", "apply_transition"]
+__all__ = ["BODY_ALIGNMENT", "Body", "BodyAddresses", "PartWalk", "PassAddresses", "WalkRoom", "apply_transition"]
+
+
+# What kernels read wide begins at such an address.
+BODY_ALIGNMENT = 16
 
 
 def apply_transition(transition: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -32,6 +36,31 @@ class Body:
         if self.transition is None:
             return self.end_state.clone()
         return self.end_state + apply_transition(self.transition, state)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyAddresses:
+    """Where one layer's stored bodies lie on a device, for kernels: int64 `[3, n]` of transitions, end states and conv tails.
+
+    n: bodies of a walk, in order, or more; is_aligned: all addresses are to 16 bytes; zeros: what stands for the transitions
+    of bodies that forget everything, and must live as long as the table.
+    """
+
+    table: torch.Tensor
+    is_aligned: bool
+    zeros: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassAddresses:
+    """`BodyAddresses` of all linear layers of a pass, int64 `[layers, 3, n]`."""
+
+    table: torch.Tensor
+    is_aligned: bool
+
+    def of_layer(self, layer: int) -> BodyAddresses:
+        """One layer's."""
+        return BodyAddresses(self.table[layer], self.is_aligned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +93,19 @@ class PartWalk:
     def run(self, part: int) -> slice:
         """The packed tokens of a part."""
         return slice(self.cu_runs[part], self.cu_runs[part + 1])
+
+    @property
+    def num_requests(self) -> int:
+        """B."""
+        return len(self.cu_parts) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WalkRoom:
+    """How much a recorded pass over walks holds at most: tokens, parts, chunks of them; requests and kept parts exactly."""
+
+    tokens: int
+    parts: int
+    chunks: int
+    requests: int
+    kept: int

@@ -25,7 +25,9 @@ def _store_kernel(
     """A block of heads of tokens. Norm and rotation are in fp32; a key is rounded once, where it is stored."""
     o_r, o_d = (tl.program_id(0) * BR + tl.arange(0, BR)).to(tl.int64), tl.arange(0, BD)
     token, head, m_r = o_r // Hkv, o_r % Hkv, o_r < rows
-    row = tl.load(slots + token, mask=m_r, other=0).to(tl.int64) * Hkv + head
+    slot = tl.load(slots + token, mask=m_r, other=-1).to(tl.int64)
+    m_r &= slot >= 0
+    row = slot * Hkv + head
     p_k, m_k = (token * key_outer_stride + head * key_inner_stride)[:, None], m_r[:, None] & (o_d < D)[None, :]
     b_k = tl.load(keys + p_k + o_d[None, :], mask=m_k, other=0.0).to(tl.float32)
     if NORMED:

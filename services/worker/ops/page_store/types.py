@@ -27,7 +27,10 @@ class KeyForm:
 
 @dataclass(frozen=True, slots=True)
 class FreshTokens:
-    """keys `[N, Hkv, D]` as they are projected; values `[N, Hkv, Dv]`, None where keys hold them; slots `[N]`, flat."""
+    """keys `[N, Hkv, D]` as they are projected; values `[N, Hkv, Dv]`, None where keys hold them; slots `[N]`, flat.
+
+    A kernel leaves out tokens at negative slots: rows that a recorded pass has to spare.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor | None

@@ -18,7 +18,7 @@ from services.worker.ops.paged_attention.types import AttentionShape, PagedQueri
 from services.worker.ops.paged_attention.work import BLOCK_FIELDS, Tiles, Work, block, room_for
 from services.worker.ops.rotary import Rotary
 
-__all__ = ["FixedLaunch", "attend", "fix_launches", "partners"]
+__all__ = ["FixedLaunch", "attend", "fixed_launches", "partners"]
 
 _LOG2_E = 1.4426950408889634
 
@@ -276,7 +276,7 @@ class _Launch:
 
 
 class FixedLaunch:
-    """A launch whose tensors stay where they are, for passes that are recorded once and replayed: decode steps.
+    """A launch whose tensors stay where they are, for passes that are recorded once and replayed.
 
     Columns have room to grow; `refresh` says where they have outgrown it.
     """
@@ -284,7 +284,9 @@ class FixedLaunch:
     def __init__(self, asked: PagedQueries, tiles: Tiles) -> None:
         work = Work.cut(asked, tiles)
         self._tiles = tiles
-        self._sizes = tuple(room_for(len(column)) for column in work.columns)
+        # The last column has a number for every query that there is room for, and one more.
+        least = [0] * (len(work.columns) - 1) + [room_for(len(asked.positions))]
+        self._sizes = tuple(max(room_for(len(column)), size) for column, size in zip(work.columns, least, strict=True))
         # Without partial results the recorded launch has no second kernel.
         self._num_partial = room_for(work.num_partial) if work.num_partial else 0
         self._joined = torch.empty(sum(self._sizes), dtype=torch.int32, device=asked.positions.device)
@@ -304,14 +306,15 @@ class FixedLaunch:
         self._joined.copy_(work.joined(self._sizes), non_blocking=True)
 
 
-def fix_launches(asked: PagedQueries, fixed: PagedQueries) -> list[FixedLaunch]:
-    """For every launch that a pass has prepared in `asked`, a fixed one in `fixed`, which asks the same."""
-    launches = []
-    for key, prepared in asked.prepared.items():
-        if isinstance(prepared, _Launch):
-            launches.append(FixedLaunch(fixed, prepared.tiles))
-            fixed.prepared[key] = launches[-1].launch
-    return launches
+def fixed_launches(asked: PagedQueries) -> dict[str, FixedLaunch]:
+    """What a pass over fixed queries has prepared and a recorded one goes on with."""
+    return {key: prepared for key, prepared in asked.prepared.items() if isinstance(prepared, FixedLaunch)}
+
+
+def _prepare(key: str, asked: PagedQueries, queries: torch.Tensor, keys: torch.Tensor) -> _Launch:
+    if asked.is_fixed:
+        return asked.prepare(key, lambda: FixedLaunch(asked, Tiles.of(asked, queries, keys))).launch
+    return asked.prepare(key, lambda: _Launch.of(asked, Tiles.of(asked, queries, keys)))
 
 
 def attend(
@@ -321,7 +324,7 @@ def attend(
     keys, values = pools
     device, (tokens, heads, key_dim), value_dim = queries.device, queries.shape, values.shape[-1]
     key = f"triton {heads} {key_dim} {keys.shape[1:3]} {queries.itemsize}"
-    launch = asked.prepare(key, lambda: _Launch.of(asked, Tiles.of(asked, queries, keys)))
+    launch = _prepare(key, asked, queries, keys)
     own = Turns.of_queries(asked, shape.rotary)
     bases = Turns.once(asked, shape.rotary, key, lambda: launch.group_base)
     outputs = torch.empty(tokens, heads, value_dim, dtype=queries.dtype, device=device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -63,36 +64,49 @@ class PageTable:
 
     prepared: what a form works out from the rows, as long as there are no more of them.
 
-    Neighbouring full pages are joined into spans as rows arrive, so that a long table costs a decode step nothing.
+    Neighbouring full pages are joined into spans once, when somebody first asks, so that a long table costs a decode step
+    nothing.
     """
 
     page_size: int
     rows: list[PageRow] = field(default_factory=list)
     prepared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    _spans: dict[int, list[Span]] = field(default_factory=dict)
+    _ends: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+    _spans: dict[int, list[Span]] = field(default_factory=dict, compare=False, repr=False)
+    _num_joined: int = field(default=0, compare=False, repr=False)
 
     def extend(self, rows: Iterable[PageRow]) -> None:
-        """Add rows."""
+        """Add rows.
+
+        Raises:
+            ValueError: one does not rise within its base.
+        """
         for row in rows:
+            end = self._ends.get(row.base, row.first)
+            if row.first < end:
+                raise ValueError(f"row at position {row.first} stands behind position {end} of its base")
             self.rows.append(row)
-            self._join(row)
+            self._ends[row.base] = row.first + row.count
 
     def grow_last(self) -> None:
         """One more token on the last row's page."""
         last = self.rows[-1]
         self.rows[-1] = PageRow(last.page, last.base, last.first, last.count + 1)
-        spans = self._spans[last.base]
-        spans[-1] = Span(spans[-1].start, spans[-1].stop + 1, spans[-1].first)
+        self._ends[last.base] += 1
+        if self._num_joined == len(self.rows):
+            spans = self._spans[last.base]
+            spans[-1] = Span(spans[-1].start, spans[-1].stop + 1, spans[-1].first)
 
     def groups(self) -> tuple[BaseGroup, ...]:
         """Spans gathered by base."""
+        for row in islice(self.rows, self._num_joined, None):
+            self._join(row)
+        self._num_joined = len(self.rows)
         return tuple(BaseGroup(base, tuple(spans)) for base, spans in self._spans.items())
 
     def _join(self, row: PageRow) -> None:
         start = row.page * self.page_size
         spans = self._spans.setdefault(row.base, [])
-        if spans and row.first < spans[-1].end:
-            raise ValueError(f"row at position {row.first} stands behind position {spans[-1].end} of its base")
         if spans and spans[-1].stop == start and spans[-1].end == row.first:
             spans[-1] = Span(spans[-1].start, start + row.count, spans[-1].first)
         else:
@@ -113,6 +127,8 @@ class PagedQueries:
 
     positions `[N]` true; cu_queries: offsets `[B + 1]` of every request's queries; tables: one a request; on_host: the
     positions once more, as numbers, where a pass has them.
+    is_fixed: what is prepared must stay where it is, for passes that are recorded once and replayed; positions may then have
+    room behind the last query.
     prepared: what a form works out from the rest, once for all layers.
     """
 
@@ -120,6 +136,7 @@ class PagedQueries:
     cu_queries: Sequence[int]
     tables: Sequence[PageTable]
     on_host: Sequence[int] | None = None
+    is_fixed: bool = False
     prepared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def places(self) -> Sequence[int]:

@@ -272,4 +272,5 @@ def _programs(sight: _Sight, num_splits: _Integers) -> _Integers:
 
 def _aligned(column: _Integers) -> _Integers:
     """Padded with zeros to a multiple of the alignment."""
-    return np.pad(column, (0, -len(column) % _ALIGNED))
+    missing = -len(column) % _ALIGNED
+    return np.concatenate([column, np.zeros(missing, dtype=column.dtype)]) if missing else column

@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 
 from services.worker.ops.device import runs_kernels
-from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.layout import Body, BodyAddresses, PartWalk
 from services.worker.ops.recurrence import chunked
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, WalkResult
 
@@ -39,9 +39,13 @@ def walk(
     states: torch.Tensor,
     bodies: Sequence[Body | None],
     keep_after: Collection[int] = (),
+    addresses: BodyAddresses | None = None,
 ) -> WalkResult:
-    """As `naive.walk`."""
-    result: WalkResult = _form(inputs).walk(inputs, parts, states, bodies, keep_after)
+    """As `naive.walk`; addresses: where the bodies lie, for kernels."""
+    form = _form(inputs)
+    if form is chunked:
+        return chunked.walk(inputs, parts, states, bodies, keep_after)
+    result: WalkResult = form.walk(inputs, parts, states, bodies, keep_after, addresses)
     return result
 
 

@@ -10,12 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-from services.worker.ops.layout import Body, PartWalk
-from services.worker.ops.recurrence.triton_carry import NONE, Course, Stop, carry
-from services.worker.ops.recurrence.triton_chunks import Tiling, block, tile
+from services.worker.ops.columns import FixedColumns
+from services.worker.ops.layout import Body, BodyAddresses, PartWalk, WalkRoom
+from services.worker.ops.recurrence.triton_carry import NONE, Course, Stop, carry, course_columns, locate
+from services.worker.ops.recurrence.triton_chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS, Cut, block, chunk_tokens
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
 
-__all__ = ["capture", "scan", "step", "walk"]
+__all__ = ["FixedWalk", "capture", "scan", "step", "walk"]
 
 
 @triton.jit
@@ -58,12 +59,12 @@ def scan(
 ) -> ScanResult:
     """As `naive.scan`, fp32 on a GPU."""
     inputs = _contiguous(inputs)
-    tiling = tile(inputs, cu_runs)
-    course = Course.of(tiling, [[Stop(run)] for run in range(len(cu_runs) - 1)])
+    cut = Cut.of(cu_runs, chunk_tokens(inputs))
+    course = Course.of(cut, [[Stop(run)] for run in range(len(cu_runs) - 1)], states.device)
     columns = None
     if transitions is not None and inputs.beta is not None:
         columns = transitions.clone(memory_format=torch.contiguous_format)
-    result = carry(inputs, course, states.clone(), columns, ())
+    result = carry(inputs, course, states.clone(), columns, locate((), states))
     if transitions is not None and inputs.beta is None:
         columns = transitions * _decays(inputs, cu_runs, transitions.shape[-2])
     return ScanResult(result.outputs, result.states, columns)
@@ -80,18 +81,16 @@ def capture(
     inputs = _contiguous(inputs)
     edges = [edge for start, seam in zip(cu_runs[:-1], seam_tokens, strict=True) for edge in (start, start + seam)]
     cu_halves = [*edges, cu_runs[-1]]
-    tiling, runs = tile(inputs, cu_halves), range(len(seam_tokens))
-    course = Course.of(
-        tiling,
-        [[Stop(2 * run, keep=run, of_body=False), Stop(2 * run + 1)] for run in runs],
-    )
+    runs = range(len(seam_tokens))
+    stops = [[Stop(2 * run, keep=run, of_body=False), Stop(2 * run + 1)] for run in runs]
+    course = Course.of(Cut.of(cu_halves, chunk_tokens(inputs)), stops, states.device)
     if inputs.beta is None:
         bodies = slice(1, None, 2)
         columns = transitions * _decays(inputs, cu_halves, transitions.shape[-2])[bodies]
-        result = carry(inputs, course, states.clone(), None, ())
+        result = carry(inputs, course, states.clone(), None, locate((), states))
     else:
         columns = transitions.clone(memory_format=torch.contiguous_format)
-        result = carry(inputs, course, states.clone(), columns, ())
+        result = carry(inputs, course, states.clone(), columns, locate((), states))
     seam_states = torch.stack([result.kept[run] for run in runs])
     return CaptureResult(result.outputs, result.states, seam_states, columns)
 
@@ -111,27 +110,63 @@ def walk(
     states: torch.Tensor,
     bodies: Sequence[Body | None],
     keep_after: Collection[int] = (),
+    addresses: BodyAddresses | None = None,
 ) -> WalkResult:
-    """As `naive.walk`, fp32 on a GPU."""
+    """As `naive.walk`, fp32 on a GPU; addresses: where the bodies lie, if it has been worked out."""
     inputs = _contiguous(inputs)
     kept_parts, stored = sorted(keep_after), [body is not None for body in bodies]
-    key = f"recurrence {inputs.log_decay.ndim} {stored} {kept_parts}"
+    key = _walk_key(inputs.log_decay.ndim == 3, stored, kept_parts)
     if key not in parts.prepared:
-        parts.prepared[key] = _walk_course(tile(inputs, parts.cu_runs), parts, stored, kept_parts)
+        cut = Cut.of(parts.cu_runs, chunk_tokens(inputs))
+        parts.prepared[key] = Course.of(cut, _walk_stops(parts, stored, kept_parts), states.device)
     course: Course = parts.prepared[key]
-    result = carry(inputs, course, states.clone(), None, [body for body in bodies if body is not None])
+    if addresses is None:
+        addresses = locate([body for body in bodies if body is not None], states)
+    result = carry(inputs, course, states.clone(), None, addresses)
     return WalkResult(result.outputs, result.states, dict(zip(kept_parts, result.kept.values(), strict=True)))
 
 
-def _walk_course(tiling: Tiling, parts: PartWalk, stored: Sequence[bool], kept_parts: Sequence[int]) -> Course:
+def _walk_key(of_channels: bool, stored: Sequence[bool], kept_parts: Sequence[int]) -> str:
+    return f"recurrence {of_channels} {list(stored)} {list(kept_parts)}"
+
+
+def _walk_stops(parts: PartWalk, stored: Sequence[bool], kept_parts: Sequence[int]) -> list[list[Stop]]:
     places = count()
     body_of = [next(places) if is_stored else NONE for is_stored in stored]
     keep_of = {part: index for index, part in enumerate(kept_parts)}
-    stops = [
+    return [
         [Stop(part, body_of[part], keep_of.get(part, NONE)) for part in parts.parts_of(request)]
         for request in range(len(parts.cu_parts) - 1)
     ]
-    return Course.of(tiling, stops)
+
+
+class FixedWalk:
+    """The walks of layers with decays of one kind in passes that are recorded once and replayed.
+
+    `prepare` enters the course into the recorded walk, which names neither bodies nor runs and keeps `num_kept` states.
+    """
+
+    def __init__(self, of_channels: bool, room: WalkRoom, device: torch.device) -> None:
+        self._length = CHANNEL_CHUNK_TOKENS if of_channels else CHUNK_TOKENS
+        self._room = room
+        self._of_channels = of_channels
+        steps = room.chunks + room.parts
+        sizes = (room.chunks, room.chunks, room.requests + 1, room.requests, steps, steps, steps)
+        self._columns = FixedColumns(sizes, (0, 0, None, None, NONE, NONE, NONE), device)
+
+    def prepare(self, recorded: PartWalk) -> None:
+        """See the class."""
+        course = Course.over(self._columns.tensors, self._length, self._room.kept)
+        recorded.prepared[_walk_key(self._of_channels, [], range(self._room.kept))] = course
+
+    def refill(self, parts: PartWalk, stored: Sequence[bool], kept_parts: Sequence[int]) -> None:
+        """Follow another walk.
+
+        Raises:
+            ValueError: it has more chunks or parts than there is room for.
+        """
+        cut = Cut.of(parts.cu_runs, self._length)
+        self._columns.refill(course_columns(cut, _walk_stops(parts, stored, kept_parts)))
 
 
 def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

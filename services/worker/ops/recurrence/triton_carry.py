@@ -12,13 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from services.worker.ops.layout import Body
-from services.worker.ops.recurrence.triton_chunks import TILE, Chunks, Tiling, block, output_precision, prepare, send
+from services.worker.ops.columns import send_columns
+from services.worker.ops.layout import BODY_ALIGNMENT, Body, BodyAddresses
+from services.worker.ops.recurrence.triton_chunks import TILE, Chunks, Cut, Tiling, block, dot_precision, prepare
 from services.worker.ops.recurrence.types import RecurrenceInputs, WalkResult
 
-__all__ = ["NONE", "Course", "Stop", "carry"]
+__all__ = ["NONE", "Course", "Stop", "carry", "course_columns", "locate"]
 
-ALIGNMENT = 16
 NONE = -1
 # Programs of a launch from which on wider blocks of columns leave no multiprocessor idle.
 _MANY_PROGRAMS = 512
@@ -38,8 +38,10 @@ def _tile(base, rows, columns, num_rows, num_columns, stride, WHOLE: tl.constexp
     """A tile of a matrix; WHOLE: no part of it lies outside."""
     place = base + rows[:, None] * stride + columns[None, :]
     if WHOLE:
-        return tl.load(place)
-    return tl.load(place, mask=(rows < num_rows)[:, None] & (columns < num_columns)[None, :], other=0.0)
+        b_x = tl.load(place)
+    else:
+        b_x = tl.load(place, mask=(rows < num_rows)[:, None] & (columns < num_columns)[None, :], other=0.0)
+    return b_x
 
 
 @triton.jit
@@ -49,16 +51,9 @@ def _put(base, rows, columns, num_rows, num_columns, stride, b_x, wanted):
 
 
 @triton.jit
-def _times(b_x, b_y):
-    return tl.dot(b_x, b_y, input_precision="tf32x3")
-
-
-@triton.jit
 def _scale(base, i_h, rows, K: tl.constexpr, VECTOR: tl.constexpr):
     """What the rows of a state keep: a number a channel, or the same one for all."""
-    if VECTOR:
-        return tl.load(base + i_h * K + rows, mask=rows < K, other=0.0)[:, None]
-    return tl.load(base + i_h)
+    return tl.load(base + i_h * K + rows, mask=rows < K, other=0.0)[:, None] if VECTOR else tl.load(base + i_h)
 
 
 @triton.jit
@@ -66,16 +61,13 @@ def _carry_block(
     first_step, end_step, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
     home, entries, kept, i_c, i_h, i_r, width,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FORM: tl.constexpr, OF_STATE: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr,
+    FORM: tl.constexpr, OF_STATE: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of columns over all steps of a sequence; they stand in registers as one tile of BK rows, or two."""
-    o_0, o_c = tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
-    o_1 = BK + o_0
+    """A block of columns, which stands in registers, over all steps of a sequence."""
+    o_k, o_c = tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
     size = K * K if FORM == 2 else (K if FORM == 1 else 1)
     at_home = home + (i_r * H + i_h) * K * width
-    b_0 = _tile(at_home, o_0, o_c, K, width, width, False)
-    # Rows behind the first BK; where there are none the second tile only follows along.
-    b_1 = _tile(at_home, o_1, o_c, K, width, width, False) if K > BK else b_0
+    b_h = _tile(at_home, o_k, o_c, K, width, width, False)
     for i_s in range(first_step, end_step):
         chunk, body = tl.load(chunk_of + i_s).to(tl.int64), tl.load(body_of + i_s)
         keep = tl.load(keep_of + i_s).to(tl.int64)
@@ -84,39 +76,21 @@ def _carry_block(
         own = tl.load(transitions + body, mask=is_body, other=0)
         stored = _fp32(tl.where(is_body, own, chunk_transitions + near * size), ALIGNED and FORM == 2)
         if OF_STATE:
-            at_entry = entries + (chunk * H + i_h) * K * V
-            _put(at_entry, o_0, o_c, K, V, V, b_0, chunk >= 0)
-            if K > BK:
-                _put(at_entry, o_1, o_c, K, V, V, b_1, chunk >= 0)
+            _put(entries + (chunk * H + i_h) * K * V, o_k, o_c, K, V, V, b_h, chunk >= 0)
             own = tl.load(end_states + body, mask=is_body, other=0)
             ends = _fp32(tl.where(is_body, own, chunk_ends + near * (K * V)), ALIGNED) + i_h * K * V
-            n_0 = _tile(ends, o_0, o_c, K, V, V, WHOLE)
-            n_1 = _tile(ends, o_1, o_c, K, V, V, WHOLE) if K > BK else n_0
+            b_n = _tile(ends, o_k, o_c, K, V, V, WHOLE)
         else:
-            n_0 = tl.zeros([BK, BV], dtype=tl.float32)
-            n_1 = n_0
+            b_n = tl.zeros([BK, BV], dtype=tl.float32)
         if FORM == 2:
-            matrix = stored + i_h * K * K
-            n_0 += _times(_tile(matrix, o_0, o_0, K, K, K, WHOLE), b_0)
-            if K > BK:
-                n_0 += _times(_tile(matrix, o_0, o_1, K, K, K, WHOLE), b_1)
-                n_1 += _times(_tile(matrix, o_1, o_0, K, K, K, WHOLE), b_0)
-                n_1 += _times(_tile(matrix, o_1, o_1, K, K, K, WHOLE), b_1)
+            b_w = _tile(stored + i_h * K * K, o_k, o_k, K, K, K, WHOLE)
+            b_n = tl.dot(b_w, b_h, b_n, input_precision=PRECISION)
         else:
-            n_0 += b_0 * _scale(stored, i_h, o_0, K, FORM == 1)
-            if K > BK:
-                n_1 += b_1 * _scale(stored, i_h, o_1, K, FORM == 1)
-        moves = is_body | (chunk >= 0)
-        b_0 = tl.where(moves, n_0, b_0)
-        b_1 = tl.where(moves, n_1, b_1)
+            b_n += b_h * _scale(stored, i_h, o_k, K, FORM == 1)
+        b_h = tl.where(is_body | (chunk >= 0), b_n, b_h)
         if OF_STATE:
-            at_kept = kept + (keep * H + i_h) * K * V
-            _put(at_kept, o_0, o_c, K, V, V, b_0, keep >= 0)
-            if K > BK:
-                _put(at_kept, o_1, o_c, K, V, V, b_1, keep >= 0)
-    _put(at_home, o_0, o_c, K, width, width, b_0, True)
-    if K > BK:
-        _put(at_home, o_1, o_c, K, width, width, b_1, True)
+            _put(kept + (keep * H + i_h) * K * V, o_k, o_c, K, V, V, b_h, keep >= 0)
+    _put(at_home, o_k, o_c, K, width, width, b_h, True)
 
 
 @triton.jit
@@ -124,7 +98,7 @@ def _carry_kernel(
     cu_steps, bodies_from, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
     states, columns, entries, kept, num_state_blocks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FORM: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr,
+    FORM: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One sequence, one head, one block of columns of its state, or of its transition behind them, which begins with its body.
 
@@ -138,19 +112,19 @@ def _carry_kernel(
             _carry_block(
                 tl.load(bodies_from + i_r), end_step, chunk_of, body_of, keep_of, transitions, end_states,
                 chunk_transitions, chunk_ends, columns, entries, kept, i_c - num_state_blocks, i_h, i_r, K,
-                H, K, V, BK, BV, FORM, False, ALIGNED, WHOLE,
+                H, K, V, BK, BV, FORM, False, ALIGNED, WHOLE, PRECISION,
             )  # fmt: skip
         else:
             _carry_block(
                 tl.load(cu_steps + i_r), end_step, chunk_of, body_of, keep_of, transitions, end_states,
                 chunk_transitions, chunk_ends, states, entries, kept, i_c, i_h, i_r, V,
-                H, K, V, BK, BV, FORM, True, ALIGNED, WHOLE,
+                H, K, V, BK, BV, FORM, True, ALIGNED, WHOLE, PRECISION,
             )  # fmt: skip
     else:
         _carry_block(
             tl.load(cu_steps + i_r), end_step, chunk_of, body_of, keep_of, transitions, end_states,
             chunk_transitions, chunk_ends, states, entries, kept, i_c, i_h, i_r, V,
-            H, K, V, BK, BV, FORM, True, ALIGNED, WHOLE,
+            H, K, V, BK, BV, FORM, True, ALIGNED, WHOLE, PRECISION,
         )  # fmt: skip
 
 
@@ -163,6 +137,8 @@ def _read_kernel(
     """A block of columns of the outputs of one chunk and head: `Q · state + O`. SCALED: queries by what has decayed."""
     i_c, i_m, i_h = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
+    if start >= end:
+        return
     Hk: tl.constexpr = H // REPEATS
     o_l, o_k, o_c = tl.arange(0, L), tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
     m_t = start + o_l < end
@@ -217,26 +193,35 @@ class Course:
         return len(self.bodies_from)
 
     @classmethod
-    def of(cls, tiling: Tiling, stops: Sequence[Sequence[Stop]]) -> "Course":
+    def of(cls, cut: Cut, stops: Sequence[Sequence[Stop]], device: torch.device) -> "Course":
         """The stops of every sequence, on the device in one transfer."""
-        cu_steps, bodies_from, steps = [0], list[int](), list[tuple[int, int, int]]()
-        for sequence in stops:
-            begins = len(steps)
-            for own in sequence:
-                begins += 0 if own.of_body else len(_steps(tiling, own))
-                steps += _steps(tiling, own)
-            bodies_from.append(begins)
-            cu_steps.append(len(steps))
-        columns = [cu_steps, bodies_from, *([step[field] for step in steps] for field in range(3))]
-        sent = send([number for column in columns for number in column], torch.int32, tiling.starts.device)
         num_kept = sum(own.keep != NONE for sequence in stops for own in sequence)
-        cu, bodies, chunk_of, body_of, keep_of = sent.split([len(column) for column in columns])
-        return cls(tiling, cu, bodies, chunk_of, body_of, keep_of, num_kept)
+        return cls.over(send_columns(course_columns(cut, stops), device), cut.length, num_kept)
+
+    @classmethod
+    def over(cls, columns: Sequence[torch.Tensor], length: int, num_kept: int) -> "Course":
+        """Over tensors in the order of `course_columns`."""
+        starts, ends, *course = columns
+        cu_steps, bodies_from, chunk_of, body_of, keep_of = course
+        return cls(Tiling(starts, ends, length), cu_steps, bodies_from, chunk_of, body_of, keep_of, num_kept)
 
 
-def _steps(tiling: Tiling, stop: Stop) -> list[tuple[int, int, int]]:
+def course_columns(cut: Cut, stops: Sequence[Sequence[Stop]]) -> list[Sequence[int]]:
+    """Starts and ends of chunks, then the columns of a `Course`."""
+    cu_steps, bodies_from, steps = [0], list[int](), list[tuple[int, int, int]]()
+    for sequence in stops:
+        begins = len(steps)
+        for own in sequence:
+            begins += 0 if own.of_body else len(_steps(cut, own))
+            steps += _steps(cut, own)
+        bodies_from.append(begins)
+        cu_steps.append(len(steps))
+    return [cut.starts, cut.ends, cu_steps, bodies_from, *([step[field] for step in steps] for field in range(3))]
+
+
+def _steps(cut: Cut, stop: Stop) -> list[tuple[int, int, int]]:
     """Chunk, body and kept place of every step of one stop; a state is kept behind the last."""
-    steps = [(chunk, NONE, NONE) for chunk in tiling.chunks_of(stop.run)]
+    steps = [(chunk, NONE, NONE) for chunk in cut.chunks_of(stop.run)]
     if stop.body != NONE:
         steps.append((NONE, stop.body, NONE))
     if stop.keep != NONE:
@@ -245,20 +230,17 @@ def _steps(tiling: Tiling, stop: Stop) -> list[tuple[int, int, int]]:
     return steps
 
 
-@dataclass(frozen=True, slots=True)
-class _Bodies:
-    """Addresses of transitions and of end states `[2, bodies]`, int64, and whether all lie as wide loads want them."""
-
-    addresses: torch.Tensor
-    is_aligned: bool
-
-    @classmethod
-    def of(cls, bodies: Sequence[Body], forgets: torch.Tensor) -> "_Bodies":
-        """Bodies of one layer; forgets: the transition of one that has none."""
-        addresses = [(forgets if body.transition is None else body.transition).data_ptr() for body in bodies]
-        addresses += [body.end_state.data_ptr() for body in bodies]
-        aligned = all(address % ALIGNMENT == 0 for address in addresses)
-        return cls(send(addresses or [0, 0], torch.int64, forgets.device).view(2, -1), aligned)
+def locate(bodies: Sequence[Body], states: torch.Tensor) -> BodyAddresses:
+    """Bodies of one layer without their tails, by what states `[R, H, K, V]` say of their shape."""
+    heads, key_dim, _ = states.shape[1:]
+    zeros = states.new_zeros(heads, key_dim, key_dim) if any(body.transition is None for body in bodies) else states
+    rows = [
+        [(zeros if body.transition is None else body.transition).data_ptr() for body in bodies],
+        [body.end_state.data_ptr() for body in bodies],
+        [0] * len(bodies),
+    ]
+    table = torch.tensor(rows if bodies else [[0]] * 3, dtype=torch.int64)
+    return BodyAddresses(table.to(states.device), bool((table % BODY_ALIGNMENT == 0).all()), zeros)
 
 
 def carry(
@@ -266,7 +248,7 @@ def carry(
     course: Course,
     states: torch.Tensor,
     columns: torch.Tensor | None,
-    bodies: Sequence[Body],
+    bodies: BodyAddresses,
 ) -> WalkResult:
     """Carry states `[R, H, K, V]`, and transition columns `[R, H, K, K]` where given, both fp32 and in place.
 
@@ -277,7 +259,7 @@ def carry(
     entries = states.new_empty(max(1, course.tiling.num_chunks), heads, key_dim, value_dim)
     kept = states.new_empty(max(1, course.num_kept), heads, key_dim, value_dim)
     if heads and course.num_sequences:
-        _launch(course, chunks, bodies, (states, columns, entries, kept))
+        _launch(course, chunks, bodies, (states, columns, entries, kept), dot_precision(inputs))
     outputs = torch.empty_like(inputs.v)
     if course.tiling.num_chunks:
         _read(inputs, chunks, entries, outputs)
@@ -287,29 +269,28 @@ def carry(
 def _launch(
     course: Course,
     chunks: Chunks,
-    bodies: Sequence[Body],
+    bodies: BodyAddresses,
     memory: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor],
+    precision: str,
 ) -> None:
     states, columns, entries, kept = memory
     heads, key_dim, value_dim = states.shape[1:]
     form = 2 if chunks.transitions is not None else chunks.decays.ndim - 2
     own = chunks.decays if chunks.transitions is None else chunks.transitions
-    forgets = states.new_zeros(heads, key_dim, key_dim) if any(body.transition is None for body in bodies) else states
-    stored = _Bodies.of(bodies, forgets)
-    width = min(TILE, block(value_dim))
-    if width > 32 and course.num_sequences * heads * (triton.cdiv(value_dim, width)) < _MANY_PROGRAMS:
+    rows, width = block(key_dim), min(TILE, block(value_dim))
+    if width > 32 and course.num_sequences * heads * triton.cdiv(value_dim, width) < _MANY_PROGRAMS:
         width = 32
-    rows = block(key_dim if key_dim <= TILE else triton.cdiv(key_dim, 2))
     state_blocks = triton.cdiv(value_dim, width)
     column_blocks = 0 if columns is None else triton.cdiv(key_dim, width)
     sizes = (key_dim % rows, value_dim % width, key_dim % width if columns is not None else 0)
     _carry_kernel[(state_blocks + column_blocks, heads, course.num_sequences)](
         course.cu_steps, course.bodies_from, course.chunk_of, course.body_of, course.keep_of,
-        stored.addresses[0], stored.addresses[1], own.data_ptr(), chunks.end_states.data_ptr(),
+        bodies.table[0], bodies.table[1], own.data_ptr(), chunks.end_states.data_ptr(),
         states, states if columns is None else columns, entries, kept, state_blocks,
         H=heads, K=key_dim, V=value_dim, BK=rows, BV=width, FORM=form, COLUMNS=columns is not None,
-        ALIGNED=stored.is_aligned and key_dim % 4 == 0 and value_dim % 4 == 0, WHOLE=not any(sizes),
-        num_warps=4, num_stages=2,
+        ALIGNED=bodies.is_aligned and key_dim % 4 == 0 and value_dim % 4 == 0, WHOLE=not any(sizes),
+        PRECISION=precision,
+        num_warps=8 if rows > TILE else 4, num_stages=2,
     )  # fmt: skip
 
 
@@ -320,6 +301,6 @@ def _read(inputs: RecurrenceInputs, chunks: Chunks, entries: torch.Tensor, outpu
         chunks.queries, chunks.outputs if chunks.enters is None else chunks.enters, chunks.outputs, entries,
         tiling.starts, tiling.ends, outputs,
         H=heads, K=key_dim, V=value_dim, L=tiling.length, BK=min(TILE, block(key_dim)), BV=width,
-        REPEATS=heads // chunks.queries.shape[1], SCALED=chunks.enters is not None, PRECISION=output_precision(inputs),
+        REPEATS=heads // chunks.queries.shape[1], SCALED=chunks.enters is not None, PRECISION=dot_precision(inputs),
         num_warps=4, num_stages=2,
     )  # fmt: skip

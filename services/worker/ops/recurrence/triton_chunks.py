@@ -5,8 +5,9 @@ names `W = decay − writers · readers`, `U = writers · values`, `Q = queries 
 nothing is erased `W` is the decay alone, and `Q` the queries.
 
 Each kernel keeps little enough in registers that nothing spills: products go over slices of the key channels, the unit lower
-triangular inverse over blocks of 16 rows, folds over slices of columns. Dots of what reaches a state are fp32 in three tf32
-passes: plain tf32 is off by 3e-4 in a transition. What only reaches outputs of a half dtype takes one.
+triangular inverse over blocks of 16 rows, folds over slices of columns. Dots of fp32 operands take three passes: of tf32, with
+an error of 1e-6, or of bf16, with one of 1e-5, where inputs of a half dtype have rounded at 4e-3 before. One pass of tf32 would
+be off by 3e-4 in a transition.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,18 @@ import triton.language as tl
 
 from services.worker.ops.recurrence.types import RecurrenceInputs
 
-__all__ = ["TILE", "Chunks", "Tiling", "block", "output_precision", "prepare", "send", "tile"]
+__all__ = [
+    "CHANNEL_CHUNK_TOKENS",
+    "CHUNK_TOKENS",
+    "TILE",
+    "Chunks",
+    "Cut",
+    "Tiling",
+    "block",
+    "chunk_tokens",
+    "dot_precision",
+    "prepare",
+]
 
 CHUNK_TOKENS = 64
 CHANNEL_CHUNK_TOKENS = 16
@@ -40,6 +52,8 @@ def _products_kernel(
     """
     i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
+    if start >= end:
+        return
     o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
     row = start * H + i_h
     m_t = start + o_l < end
@@ -78,6 +92,8 @@ def _channel_products_kernel(
     """As `_products_kernel`, with a decay of every key channel, which stands in queries, entering keys and writers."""
     i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
+    if start >= end:
+        return
     o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
     row = start * H + i_h
     m_t = start + o_l < end
@@ -151,6 +167,8 @@ def _invert_kernel(
     """
     i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
+    if start >= end:
+        return
     rows = tl.minimum(end - start, L)
     base = erasures + (start * H + i_h) * L
     stride = H * L
@@ -201,7 +219,7 @@ def _invert_kernel(
 def _write(
     b_x, k, rests, p_k, row, m_t, target, i_m, i_h, o_c, width, diagonal,
     H: tl.constexpr, K: tl.constexpr, Hk: tl.constexpr, L: tl.constexpr, BK: tl.constexpr,
-    CHANNELS: tl.constexpr, OF_TRANSITION: tl.constexpr,
+    CHANNELS: tl.constexpr, OF_TRANSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`writers · x` of columns `[L, BC]`, stored as columns of `U`; of `W`: taken from the decay on the diagonal."""
     o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
@@ -212,7 +230,7 @@ def _write(
         b_w = b_w.to(tl.float32)
         if not CHANNELS:
             b_w *= tl.load(rests + row + o_l * H, mask=m_t, other=0.0)[:, None]
-        b_y = _times(tl.trans(b_w), b_x)
+        b_y = tl.dot(tl.trans(b_w), b_x, input_precision=PRECISION)
         if OF_TRANSITION:
             p_d = diagonal + (i_m * H + i_h) * K + o_r if CHANNELS else diagonal + (i_m * H + i_h) + 0 * o_r
             b_d = tl.load(p_d, mask=m_r, other=0.0)
@@ -222,13 +240,20 @@ def _write(
 
 
 @triton.jit
+def _square(base, row, m_t, H: tl.constexpr, L: tl.constexpr):
+    """Scores or inverses of one chunk and head, `[L, L]`."""
+    o_l = tl.arange(0, L)
+    return tl.load(base + row * L + o_l[:, None] * (H * L) + o_l[None, :], mask=m_t[:, None], other=0.0)
+
+
+@triton.jit
 def _fold_keys(
-    q, k, beta, enters, rests, decays, inverses, b_s, queries, entering, writers, transitions,
+    q, k, beta, enters, rests, decays, scores, inverses, queries, entering, writers, transitions,
     i_c, i_m, i_h, start, m_t,
     H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     REPEATS: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A slice of columns of `W` and `Q`."""
+    """A slice of columns of `W`, then of `Q`."""
     Hk: tl.constexpr = H // REPEATS
     o_l, o_c = tl.arange(0, L), i_c * BC + tl.arange(0, BC)
     row, p_k = start * H + i_h, (start * Hk + i_h // REPEATS) * K
@@ -237,28 +262,32 @@ def _fold_keys(
     p_q = row * K + o_l[:, None] * (H * K) + o_c[None, :]
     if CHANNELS:
         b_x = tl.load(entering + p_q, mask=m_c, other=0.0)
+    else:
+        b_x = tl.load(k + p_c, mask=m_c, other=0.0).to(tl.float32)
+        b_x *= tl.load(enters + row + o_l * H, mask=m_t, other=0.0)[:, None]
+    b_x *= tl.load(beta + row + o_l * H, mask=m_t, other=0.0)[:, None]
+    b_r = tl.dot(_square(inverses, row, m_t, H, L), b_x, input_precision=PRECISION)
+    _write(
+        b_r, writers, rests, p_k, row, m_t, transitions, i_m, i_h, o_c, K, decays,
+        H, K, Hk, L, BK, CHANNELS, True, PRECISION,
+    )  # fmt: skip
+    if CHANNELS:
         b_q = tl.load(queries + p_q, mask=m_c, other=0.0)
     else:
-        b_e = tl.load(enters + row + o_l * H, mask=m_t, other=0.0)[:, None]
-        b_x = tl.load(k + p_c, mask=m_c, other=0.0).to(tl.float32) * b_e
-        b_q = tl.load(q + p_c, mask=m_c, other=0.0).to(tl.float32) * b_e
-    b_x *= tl.load(beta + row + o_l * H, mask=m_t, other=0.0)[:, None]
-    b_i = tl.load(inverses + row * L + o_l[:, None] * (H * L) + tl.arange(0, L)[None, :], mask=m_t[:, None], other=0.0)
-    b_r = _times(b_i, b_x)
-    tl.store(queries + p_q, b_q - tl.dot(b_s, b_r, input_precision=PRECISION), mask=m_c)
-    _write(
-        b_r, writers, rests, p_k, row, m_t, transitions, i_m, i_h, o_c, K, decays, H, K, Hk, L, BK, CHANNELS, True
-    )  # fmt: skip
+        b_q = tl.load(q + p_c, mask=m_c, other=0.0).to(tl.float32)
+        b_q *= tl.load(enters + row + o_l * H, mask=m_t, other=0.0)[:, None]
+    b_q -= tl.dot(_square(scores, row, m_t, H, L), b_r, input_precision=PRECISION)
+    tl.store(queries + p_q, b_q, mask=m_c)
 
 
 @triton.jit
 def _fold_values(
-    v, beta, rests, decays, inverses, b_s, outputs, writers, end_states,
+    v, beta, rests, decays, scores, inverses, outputs, writers, end_states,
     i_c, i_m, i_h, start, m_t,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
     REPEATS: tl.constexpr, ERASES: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A slice of columns of `U` and `O`."""
+    """A slice of columns of `U`, then of `O`."""
     Hk: tl.constexpr = H // REPEATS
     o_l, o_c = tl.arange(0, L), i_c * BC + tl.arange(0, BC)
     row, p_k = start * H + i_h, (start * Hk + i_h // REPEATS) * K
@@ -266,13 +295,13 @@ def _fold_values(
     p_v = row * V + o_l[:, None] * (H * V) + o_c[None, :]
     b_u = tl.load(v + p_v, mask=m_c, other=0.0).to(tl.float32)
     if ERASES:
-        p_i = row * L + o_l[:, None] * (H * L) + tl.arange(0, L)[None, :]
         b_u *= tl.load(beta + row + o_l * H, mask=m_t, other=0.0)[:, None]
-        b_u = _times(tl.load(inverses + p_i, mask=m_t[:, None], other=0.0), b_u)
-    tl.store(outputs + p_v, tl.dot(b_s, b_u, input_precision=PRECISION), mask=m_c)
+        b_u = tl.dot(_square(inverses, row, m_t, H, L), b_u, input_precision=PRECISION)
     _write(
-        b_u, writers, rests, p_k, row, m_t, end_states, i_m, i_h, o_c, V, decays, H, K, Hk, L, BK, CHANNELS, False
+        b_u, writers, rests, p_k, row, m_t, end_states, i_m, i_h, o_c, V, decays,
+        H, K, Hk, L, BK, CHANNELS, False, PRECISION,
     )  # fmt: skip
+    tl.store(outputs + p_v, tl.dot(_square(scores, row, m_t, H, L), b_u, input_precision=PRECISION), mask=m_c)
 
 
 @triton.jit
@@ -285,54 +314,69 @@ def _fold_kernel(
     """A slice of columns of one chunk and head: of `W` and `Q`, or behind them of `U` and `O`."""
     i_c, i_m, i_h = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
-    o_l = tl.arange(0, L)
-    m_t = start + o_l < end
-    p_s = (start * H + i_h) * L + o_l[:, None] * (H * L) + o_l[None, :]
-    b_s = tl.load(scores + p_s, mask=m_t[:, None], other=0.0)
+    if start >= end:
+        return
+    m_t = start + tl.arange(0, L) < end
     if ERASES:
         if i_c < num_key_slices:
             _fold_keys(
-                q, k, beta, enters, rests, decays, inverses, b_s, queries, entering, writers, transitions,
+                q, k, beta, enters, rests, decays, scores, inverses, queries, entering, writers, transitions,
                 i_c, i_m, i_h, start, m_t, H, K, L, BK, BC, REPEATS, CHANNELS, PRECISION,
             )  # fmt: skip
         else:
             _fold_values(
-                v, beta, rests, decays, inverses, b_s, outputs, writers, end_states,
+                v, beta, rests, decays, scores, inverses, outputs, writers, end_states,
                 i_c - num_key_slices, i_m, i_h, start, m_t, H, K, V, L, BK, BC, REPEATS, ERASES, CHANNELS, PRECISION,
             )  # fmt: skip
     else:
         _fold_values(
-            v, beta, rests, decays, inverses, b_s, outputs, writers, end_states,
+            v, beta, rests, decays, scores, inverses, outputs, writers, end_states,
             i_c, i_m, i_h, start, m_t, H, K, V, L, BK, BC, REPEATS, ERASES, CHANNELS, PRECISION,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
-    """Runs cut into chunks from their first token on.
+class Cut:
+    """Runs cut into chunks from their first token on, on the host.
 
-    starts, ends: int32 `[M]` on the device, the first token of every chunk and the end of its run; first: index of every
-    run's first chunk, `[R + 1]`; cu_runs: its tokens; length: tokens of a full chunk.
+    starts, ends `[M]`: the first token of every chunk and the end of its run; first `[R + 1]`: index of every run's first chunk;
+    length: tokens of a full chunk.
     """
 
-    starts: torch.Tensor
-    ends: torch.Tensor
-    first: tuple[int, ...]
-    cu_runs: tuple[int, ...]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    first: Sequence[int]
     length: int
 
-    @property
-    def num_chunks(self) -> int:
-        """M."""
-        return self.first[-1]
+    @classmethod
+    def of(cls, cu_runs: Sequence[int], length: int) -> "Cut":
+        """Runs between offsets `[R + 1]`."""
+        starts: list[int] = []
+        ends: list[int] = []
+        first = [0]
+        for begin, end in pairwise(cu_runs):
+            starts += range(begin, end, length)
+            ends += [end] * (len(starts) - first[-1])
+            first.append(len(starts))
+        return cls(starts, ends, first, length)
 
     def chunks_of(self, run: int) -> range:
         """The indices of a run's chunks."""
         return range(self.first[run], self.first[run + 1])
 
-    def tokens_of(self, run: int) -> range:
-        """A run's packed tokens."""
-        return range(self.cu_runs[run], self.cu_runs[run + 1])
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A `Cut` on the device: starts, ends int32 `[M]`. A chunk that ends where it starts is room that nothing is in."""
+
+    starts: torch.Tensor
+    ends: torch.Tensor
+    length: int
+
+    @property
+    def num_chunks(self) -> int:
+        """M."""
+        return len(self.starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,23 +403,9 @@ def block(channels: int) -> int:
     return max(16, triton.next_power_of_2(channels))
 
 
-def send(numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers on the device, without waiting for what it does at the moment."""
-    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-
-
-def tile(inputs: RecurrenceInputs, cu_runs: Sequence[int]) -> Tiling:
-    """Runs of the packed inputs, cut."""
-    length = CHUNK_TOKENS if inputs.log_decay.ndim == 2 else CHANNEL_CHUNK_TOKENS
-    starts: list[int] = []
-    ends: list[int] = []
-    first = [0]
-    for begin, end in pairwise(cu_runs):
-        starts += range(begin, end, length)
-        ends += [end] * (len(starts) - first[-1])
-        first.append(len(starts))
-    both = send([*starts, *ends], torch.int32, inputs.q.device)
-    return Tiling(both[: len(starts)], both[len(starts) :], tuple(first), tuple(cu_runs), length)
+def chunk_tokens(inputs: RecurrenceInputs) -> int:
+    """Tokens of a full chunk."""
+    return CHUNK_TOKENS if inputs.log_decay.ndim == 2 else CHANNEL_CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,10 +506,10 @@ def _fold(inputs: RecurrenceInputs, gated: _Gated, chunks: Chunks) -> None:
         key_slices,
         H=heads, K=key_dim, V=value_dim, L=tiling.length, BK=min(TILE, block(key_dim)), BC=columns,
         REPEATS=inputs.repeats, ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3,
-        PRECISION=output_precision(inputs), num_warps=4, num_stages=1,
+        PRECISION=dot_precision(inputs), num_warps=4, num_stages=1,
     )  # fmt: skip
 
 
-def output_precision(inputs: RecurrenceInputs) -> str:
-    """Of dots that only reach outputs: a half dtype rounds them to less than tf32 has."""
-    return "tf32x3" if inputs.v.dtype == torch.float32 else "tf32"
+def dot_precision(inputs: RecurrenceInputs) -> str:
+    """How dots of two fp32 operands are taken: see the module."""
+    return "tf32x3" if inputs.v.dtype == torch.float32 else "bf16x3"

@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 
 from services.worker.ops.device import runs_kernels
-from services.worker.ops.layout import PartWalk
+from services.worker.ops.layout import BodyAddresses, PartWalk
 from services.worker.ops.short_conv import chunked
 from services.worker.ops.short_conv.types import ConvResult
 
@@ -28,9 +28,13 @@ def walk(
     tails: torch.Tensor,
     body_tails: Sequence[torch.Tensor | None],
     keep_after: Collection[int] = (),
+    addresses: BodyAddresses | None = None,
 ) -> ConvResult:
-    """As `naive.walk`."""
-    result: ConvResult = _form(inputs).walk(inputs, weight, parts, tails, body_tails, keep_after)
+    """As `naive.walk`; addresses: where the stored tails lie, for kernels."""
+    form = _form(inputs)
+    if form is chunked:
+        return chunked.walk(inputs, weight, parts, tails, body_tails, keep_after)
+    result: ConvResult = form.walk(inputs, weight, parts, tails, body_tails, keep_after, addresses)
     return result
 
 

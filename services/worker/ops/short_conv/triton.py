@@ -1,40 +1,50 @@
 """The short convolution on a GPU: one launch for all runs, one for a step.
 
 Before the launch a table says which row each of a token's `K − 1` predecessors is: a live row, or behind those a row of a
-stacked tail. The rows of the end tails are found in the same way and copied by the last programs. The table depends on the
-walk alone and serves all layers of a pass.
+request's tail or of a stored one. The rows of the end tails are found in the same way and copied by the last programs.
+The table depends on the walk alone and serves all layers of a pass.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
-from services.worker.ops.layout import PartWalk
+from services.worker.ops.columns import FixedColumns, send_columns
+from services.worker.ops.layout import BodyAddresses, PartWalk, WalkRoom
 from services.worker.ops.short_conv.types import ConvResult
 
-__all__ = ["step", "walk"]
+__all__ = ["FixedRows", "step", "walk"]
 
 _TOKENS, _CHANNELS = 16, 256
 _STEP_CHANNELS = 512
 
 
 @triton.jit
-def _load_rows(inputs, tails, row, m_r, o_c, N, C, stride):
-    """Rows `[BT, BC]`, live ones below N and those of tails from there on."""
+def _load_rows(inputs, tails, stored, row, m_r, o_c, N, T, C, stride, HISTORY: tl.constexpr):
+    """Rows `[BT, BC]`: live ones below N, the T of the requests' tails behind them, then those of stored tails."""
     m_c = (o_c < C)[None, :]
+    is_live, is_stored = row < N, row >= N + T
     p_x = row.to(tl.int64)[:, None] * stride + o_c[None, :]
-    b_x = tl.load(inputs + p_x, mask=(m_r & (row < N))[:, None] & m_c, other=0.0)
+    b_x = tl.load(inputs + p_x, mask=(m_r & is_live)[:, None] & m_c, other=0.0)
     p_h = (row - N).to(tl.int64)[:, None] * C + o_c[None, :]
-    b_h = tl.load(tails + p_h, mask=(m_r & (row >= N))[:, None] & m_c, other=0.0)
-    return tl.where((row < N)[:, None], b_x, b_h)
+    b_h = tl.load(tails + p_h, mask=(m_r & (row >= N) & (row < N + T))[:, None] & m_c, other=0.0)
+    place = tl.maximum(row - N - T, 0)
+    address = tl.load(stored + place // HISTORY, mask=m_r & is_stored, other=0).to(
+        tl.pointer_type(tails.dtype.element_ty)
+    )
+    p_s = address[:, None] + ((place % HISTORY) * C)[:, None] + o_c[None, :]
+    b_s = tl.load(p_s, mask=(m_r & is_stored)[:, None] & m_c, other=0.0)
+    return tl.where(is_live[:, None], b_x, tl.where(is_stored[:, None], b_s, b_h))
 
 
 @triton.jit
 def _walk_kernel(
-    inputs, weight, tails, predecessors, ends, outputs, end_tails, N, R, C, stride,
+    inputs, weight, tails, stored, predecessors, ends, outputs, end_tails, N, T, R, C, stride,
     TAPS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """A block of tokens and channels; behind the last token a block of the R rows of end tails."""
@@ -42,20 +52,21 @@ def _walk_kernel(
     num_blocks = (N + BT - 1) // BT
     o_c = i_c * BC + tl.arange(0, BC)
     m_c = (o_c < C)[None, :]
+    HISTORY: tl.constexpr = TAPS - 1
     if i_t < num_blocks:
         o_t = i_t * BT + tl.arange(0, BT)
         m_t = o_t < N
         b_y = tl.zeros([BT, BC], dtype=tl.float32)
         for i_k in tl.static_range(TAPS):
-            row = tl.load(predecessors + o_t * (TAPS - 1) + i_k, mask=m_t, other=0) if i_k < TAPS - 1 else o_t
-            b_x = _load_rows(inputs, tails, row, m_t, o_c, N, C, stride).to(tl.float32)
+            row = tl.load(predecessors + o_t * HISTORY + i_k, mask=m_t, other=0) if i_k < HISTORY else o_t
+            b_x = _load_rows(inputs, tails, stored, row, m_t, o_c, N, T, C, stride, HISTORY).to(tl.float32)
             b_y += b_x * tl.load(weight + o_c * TAPS + i_k, mask=o_c < C, other=0.0).to(tl.float32)[None, :]
         p_y = o_t.to(tl.int64)[:, None] * C + o_c[None, :]
         tl.store(outputs + p_y, b_y.to(outputs.dtype.element_ty), mask=m_t[:, None] & m_c)
     else:
         o_r = (i_t - num_blocks) * BT + tl.arange(0, BT)
         source = tl.load(ends + o_r, mask=o_r < R, other=0)
-        b_e = _load_rows(inputs, tails, source, o_r < R, o_c, N, C, stride)
+        b_e = _load_rows(inputs, tails, stored, source, o_r < R, o_c, N, T, C, stride, HISTORY)
         p_e = o_r.to(tl.int64)[:, None] * C + o_c[None, :]
         tl.store(end_tails + p_e, b_e.to(end_tails.dtype.element_ty), mask=(o_r < R)[:, None] & m_c)
 
@@ -84,21 +95,22 @@ def _step_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """predecessors `[N, K − 1]`; ends `[(B + kept) (K − 1)]`: the rows of the tails behind every request and kept part. int32."""
+    """predecessors `[N (K − 1)]`; ends `[(B + kept) (K − 1)]`: rows of the tails behind every request and kept part. int32."""
 
     predecessors: torch.Tensor
     ends: torch.Tensor
 
 
-def _rows(parts: PartWalk, history: int, stored: Sequence[bool], kept: Sequence[int], device: torch.device) -> _Rows:
-    """Rows of tails stand behind the live ones: the requests' first, then those of stored bodies, in order."""
-    tokens, requests = parts.num_tokens, len(parts.cu_parts) - 1
+def _columns(
+    parts: PartWalk, history: int, stored: Sequence[bool], kept: Sequence[int], tokens: int
+) -> tuple[NDArray[np.int32], list[int]]:
+    """Columns of `_Rows` where `tokens` rows are live: those of the requests' tails stand behind them, then stored ones."""
     heads: list[int] = []
     before_heads: list[list[int]] = []
     ends: list[list[int]] = []
     kept_ends: dict[int, list[int]] = {}
-    next_body = tokens + requests * history
-    for request in range(requests):
+    next_body = tokens + parts.num_requests * history
+    for request in range(parts.num_requests):
         tail = list(range(tokens + request * history, tokens + (request + 1) * history))
         for part in parts.parts_of(request):
             run = parts.run(part)
@@ -114,10 +126,33 @@ def _rows(parts: PartWalk, history: int, stored: Sequence[bool], kept: Sequence[
                 kept_ends[part] = tail
         ends.append(tail)
     ends += [kept_ends[part] for part in kept]
-    predecessors = torch.arange(tokens, dtype=torch.int32)[:, None] + torch.arange(-history, 0, dtype=torch.int32)
+    before = np.arange(-history, 0)
+    predecessors: NDArray[np.int32] = (np.arange(parts.num_tokens)[:, None] + before).astype(np.int32)
     if heads:
-        predecessors[heads] = torch.tensor(before_heads, dtype=torch.int32)
-    return _Rows(predecessors.to(device), torch.tensor(ends, dtype=torch.int32, device=device))
+        predecessors[heads] = before_heads
+    return predecessors.ravel(), [row for tail in ends for row in tail]
+
+
+def _key(history: int, stored: Sequence[bool], kept: Sequence[int]) -> str:
+    return f"short_conv {history} {list(stored)} {list(kept)}"
+
+
+class FixedRows:
+    """The walks of convolutions with one history in passes that are recorded once and replayed; see `FixedWalk`."""
+
+    def __init__(self, history: int, room: WalkRoom, device: torch.device) -> None:
+        self._history = history
+        self._room = room
+        sizes = (room.tokens * history, (room.requests + room.kept) * history)
+        self._fixed = FixedColumns(sizes, (0, 0), device)
+
+    def prepare(self, recorded: PartWalk) -> None:
+        """See `FixedWalk`."""
+        recorded.prepared[_key(self._history, [], range(self._room.kept))] = _Rows(*self._fixed.tensors)
+
+    def refill(self, parts: PartWalk, stored: Sequence[bool], kept: Sequence[int]) -> None:
+        """See `FixedWalk`."""
+        self._fixed.refill(_columns(parts, self._history, stored, kept, self._room.tokens))
 
 
 def walk(
@@ -127,25 +162,33 @@ def walk(
     tails: torch.Tensor,
     body_tails: Sequence[torch.Tensor | None],
     keep_after: Collection[int] = (),
+    addresses: BodyAddresses | None = None,
 ) -> ConvResult:
-    """As `naive.walk`, on a GPU, products and sums in fp32; channels of a row must be contiguous."""
+    """As `naive.walk`, on a GPU, products and sums in fp32; channels of a row must be contiguous.
+
+    addresses: where the stored tails lie, if it has been worked out.
+    """
     (tokens, channels), (requests, history, _) = inputs.shape, tails.shape
     kept, stored = sorted(keep_after), [tail is not None for tail in body_tails]
-    key = f"short_conv {history} {stored} {kept}"
+    key = _key(history, stored, kept)
     if key not in parts.prepared:
-        parts.prepared[key] = _rows(parts, history, stored, kept, inputs.device)
+        parts.prepared[key] = _Rows(*send_columns(_columns(parts, history, stored, kept, tokens), inputs.device))
     rows: _Rows = parts.prepared[key]
-    stacked = torch.cat([tails.flatten(0, 1), *(tail for tail in body_tails if tail is not None)])
+    places = _locate(body_tails, inputs.device) if addresses is None else addresses.table[2]
     outputs = inputs.new_empty(tokens, channels)
     end_tails = tails.new_empty(requests + len(kept), history, channels)
     num_ends = rows.ends.numel()
     blocks = triton.cdiv(tokens, _TOKENS) + triton.cdiv(num_ends, _TOKENS)
     _walk_kernel[(blocks, triton.cdiv(channels, _CHANNELS))](
-        inputs, weight.contiguous(), stacked, rows.predecessors, rows.ends, outputs, end_tails,
-        tokens, num_ends, channels, inputs.stride(0),
+        inputs, weight.contiguous(), tails.contiguous(), places, rows.predecessors, rows.ends, outputs, end_tails,
+        tokens, requests * history, num_ends, channels, inputs.stride(0),
         TAPS=history + 1, BT=_TOKENS, BC=_CHANNELS, num_warps=4,
     )  # fmt: skip
     return ConvResult(outputs, end_tails[:requests], dict(zip(kept, end_tails[requests:], strict=True)))
+
+
+def _locate(tails: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+    return torch.tensor([tail.data_ptr() for tail in tails if tail is not None] or [0], dtype=torch.int64).to(device)
 
 
 def step(inputs: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

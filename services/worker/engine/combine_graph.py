@@ -1,0 +1,221 @@
+"""Combines on a GPU, recorded once for prompts of about one size and replayed: one launch for several layers.
+
+A layer of a combine is some thirty small launches, which cost the host more time than the device. What changes from pass to
+pass (positions, pages, slots, the order of chunks and bodies and where these lie) stands in tensors that keep their place; a
+recorded pass has room for more tokens and parts than it was recorded with, and what is in the room reaches nothing else.
+"""
+
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from services.worker.engine.combine import CombineRows
+from services.worker.engine.context import EngineContext
+from services.worker.engine.sweep import Sweep
+from services.worker.mixers.batch import CombineBatch, LinearSnapshot
+from services.worker.ops.device import has_kernels
+from services.worker.ops.layout import PartWalk, PassAddresses, WalkRoom
+from services.worker.ops.paged_attention import PagedQueries
+from services.worker.ops.paged_attention.dispatch import takes_kernel
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["CombineGraphs", "choose_combine_graphs", "room_for"]
+
+# Beyond it the device takes longer than the host needs for its launches.
+_MOST_TOKENS = 4096
+# Layers of one recorded piece: between pieces the engine may do something else.
+_LAYERS = 5
+_MOST_RECORDED = 24
+
+
+def room_for(batch: CombineBatch, chunk_tokens: int) -> WalkRoom:
+    """What a pass is recorded with room for: few different rooms serve prompts of all sizes."""
+    walk = batch.walk
+    runs = [walk.cu_runs[part + 1] - walk.cu_runs[part] for part in range(walk.num_parts)]
+    chunks = sum(-(-run // chunk_tokens) for run in runs)
+    step = 64 if walk.num_tokens <= 1024 else 256
+    return WalkRoom(
+        tokens=_up(walk.num_tokens, step),
+        parts=_up(walk.num_parts, 16),
+        chunks=_up(chunks, 16),
+        requests=walk.num_requests,
+        kept=len(batch.keep_after),
+    )
+
+
+def _up(count: int, step: int) -> int:
+    return -(-max(1, count) // step) * step
+
+
+def choose_combine_graphs(context: EngineContext) -> "CombineGraphs | None":
+    """Recorded combines where kernels run all of them and read stored bodies as they are."""
+    mixers, page_tokens = context.model.linear_mixers, context.pages.page_size
+    takes_attention = all(
+        takes_kernel(context.device, shape.key_dim, page_tokens) for shape in context.model.spec.pages
+    )
+    takes_bodies = all(mixer.rotary is None and mixer.projection.conv is not None for mixer in mixers)
+    if not (has_kernels(context.device) and mixers and takes_attention and takes_bodies):
+        return None
+    return CombineGraphs(context)
+
+
+class _Fixed:
+    """The batch of one room, over tensors that keep their place. `refill` makes it that of other prompts."""
+
+    def __init__(self, context: EngineContext, room: WalkRoom, of_channels: bool) -> None:
+        from services.worker.ops.recurrence.triton import FixedWalk
+        from services.worker.ops.short_conv.triton import FixedRows
+
+        device, num_layers = context.device, len(context.model.linear_mixers)
+        self.room = room
+        self.token_ids, positions, write_slots = (
+            torch.zeros(room.tokens, dtype=torch.int64, device=device) for _ in range(3)
+        )
+        self._addresses = torch.zeros(num_layers, 3, room.parts, dtype=torch.int64, device=device)
+        self._walks: list[FixedWalk | FixedRows] = [
+            FixedWalk(of_channels, room, device),
+            FixedRows(context.model.spec.conv_history, room, device),
+        ]
+        self.batch = CombineBatch(
+            walk=PartWalk((0, room.tokens), tuple(range(room.requests + 1))),
+            queries=PagedQueries(positions, (), (), is_fixed=True),
+            write_slots=write_slots,
+            slots=torch.zeros(room.requests, dtype=torch.int64, device=device),
+            planes=(),
+            body_positions=(),
+            keep_after=frozenset(range(room.kept)),
+            addresses=PassAddresses(self._addresses, is_aligned=True),
+        )
+        for walk in self._walks:
+            walk.prepare(self.batch.walk)
+
+    def refill(self, rows: CombineRows) -> None:
+        """Take over everything of other prompts but what attention has prepared."""
+        batch = rows.batch
+        count = batch.walk.num_tokens
+        self.token_ids[:count].copy_(torch.tensor(rows.token_ids, dtype=torch.int64), non_blocking=True)
+        self.batch.queries.positions[:count].copy_(batch.queries.positions)
+        self.batch.write_slots.fill_(-1)
+        self.batch.write_slots[:count].copy_(batch.write_slots)
+        self.batch.slots.copy_(batch.slots)
+        stored = [planes is not None for planes in batch.planes]
+        for walk in self._walks:
+            walk.refill(batch.walk, stored, sorted(batch.keep_after))
+        if batch.addresses is not None:
+            self._addresses[..., : batch.addresses.table.shape[-1]].copy_(batch.addresses.table)
+
+    def over(self, queries: PagedQueries) -> CombineBatch:
+        """The batch with other queries over the same positions, and nothing kept yet."""
+        return replace(self.batch, queries=queries, kept={})
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """pieces: graphs of `_LAYERS` layers each; hidden `[tokens, hidden]` behind the last; kept: snapshots by kept part."""
+
+    fixed: _Fixed
+    queries: PagedQueries
+    pieces: Sequence[torch.cuda.CUDAGraph]
+    hidden: torch.Tensor
+    kept: dict[int, list[LinearSnapshot]]
+
+    def refill(self, rows: CombineRows) -> bool:
+        """Whether other prompts' page tables have room too."""
+        from services.worker.ops.paged_attention.triton import fixed_launches
+
+        if not all(launch.refresh(rows.batch.queries) for launch in fixed_launches(self.queries).values()):
+            return False
+        self.fixed.refill(rows)
+        return True
+
+
+class CombineGraphs:
+    """The recorded combines of one engine, the least recently used first. One pass runs at a time.
+
+    A room that is met for the first time runs as it is, which compiles and loads every kernel; then it is recorded.
+    Recording runs nothing, so no state moves.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        from services.worker.ops.recurrence.triton_chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
+
+        self._context = context
+        self._recorded: OrderedDict[WalkRoom, _Recorded] = OrderedDict()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._of_channels = any(mixer.projection.decays_channels for mixer in context.model.linear_mixers)
+        self._chunk_tokens = CHANNEL_CHUNK_TOKENS if self._of_channels else CHUNK_TOKENS
+
+    def run(self, rows: CombineRows) -> Generator[None, None, None]:
+        """As `Sweep.run` of these rows alone; what is too large, or lies as no wide load wants it, is a sweep."""
+        if rows.num_tokens > _MOST_TOKENS:
+            yield from Sweep(self._context, [rows]).run()
+            return
+        rows.prepare()
+        addresses = rows.batch.addresses
+        if addresses is None or not addresses.is_aligned:
+            yield from Sweep(self._context, [rows]).run()
+            return
+        yield from self._run_prepared(rows)
+
+    def _run_prepared(self, rows: CombineRows) -> Generator[None, None, None]:
+        room = room_for(rows.batch, self._chunk_tokens)
+        recorded = self._recorded.get(room)
+        if recorded is None or not recorded.refill(rows):
+            self._recorded[room] = yield from self._run_first(room, rows)
+        else:
+            yield from self._replay(recorded, rows)
+        self._recorded.move_to_end(room)
+        while len(self._recorded) > _MOST_RECORDED:
+            self._recorded.popitem(last=False)
+
+    def _replay(self, recorded: _Recorded, rows: CombineRows) -> Generator[None, None, None]:
+        num_layers = len(self._context.model.layers)
+        for index in range(num_layers):
+            if index % _LAYERS == 0:
+                recorded.pieces[index // _LAYERS].replay()
+            yield
+        rows.hidden = recorded.hidden
+        rows.batch.kept = _by_part(recorded.kept, rows.batch)
+
+    def _run_first(self, room: WalkRoom, rows: CombineRows) -> Generator[None, None, _Recorded]:
+        fixed, asked = _Fixed(self._context, room, self._of_channels), rows.batch.queries
+        fixed.refill(rows)
+        queries = replace(asked, positions=fixed.batch.queries.positions, is_fixed=True, prepared={})
+        batch = fixed.over(queries)
+        hidden = self._context.model.embed(fixed.token_ids)
+        for index in range(len(self._context.model.layers)):
+            hidden = self._run_layers(range(index, index + 1), hidden, batch)
+            yield
+        rows.hidden, rows.batch.kept = hidden, _by_part(batch.kept, rows.batch)
+        return self._record(fixed, queries)
+
+    def _record(self, fixed: _Fixed, asked: PagedQueries) -> _Recorded:
+        from services.worker.ops.paged_attention.triton import fixed_launches
+
+        model = self._context.model
+        # The page tables of the prompts that are there do not live as long as the graphs.
+        queries = replace(fixed.batch.queries, prepared={**fixed_launches(asked)})
+        batch, hidden, pieces = fixed.over(queries), torch.empty(0), list[torch.cuda.CUDAGraph]()
+        for first in range(0, len(model.layers), _LAYERS):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                if first == 0:
+                    hidden = model.embed(fixed.token_ids)
+                hidden = self._run_layers(range(first, min(first + _LAYERS, len(model.layers))), hidden, batch)
+            pieces.append(graph)
+        return _Recorded(fixed, queries, pieces, hidden, batch.kept)
+
+    def _run_layers(self, layers: range, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
+        for index in layers:
+            hidden = self._context.model.layers[index].run(hidden, lambda mixer, normed: mixer.combine(normed, batch))
+        return hidden
+
+
+def _by_part(kept: dict[int, list[LinearSnapshot]], batch: CombineBatch) -> dict[int, list[LinearSnapshot]]:
+    """What a recorded pass keeps in order, by the parts of these prompts."""
+    return {part: kept[index] for index, part in enumerate(sorted(batch.keep_after))}

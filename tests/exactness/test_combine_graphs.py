@@ -1,0 +1,100 @@
+"""Recorded combines against the same passes run as they are: the first time, replayed, and with room to spare."""
+
+import pytest
+import torch
+
+from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, CombineRows
+from services.worker.engine.combine_graph import CombineGraphs, choose_combine_graphs, room_for
+from services.worker.engine.context import CaptureProfile
+from services.worker.engine.seam import SeamWindow
+from services.worker.engine.sweep import Sweep
+from tests.exactness.rig import PassRig, assert_close, assert_far, create_context, draw_ids, finish
+from tests.models import CheckpointFactory, Variant
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture
+def rig(checkpoints: CheckpointFactory, variant: Variant, device: torch.device) -> PassRig:
+    if device.type != "cuda":
+        pytest.skip("passes are recorded on a CUDA device; HYPIC_DEVICE names none")
+    profile = CaptureProfile(SeamWindow(4), draw_ids(3, 9))
+    return PassRig(create_context(checkpoints.directory(variant), device, profile))
+
+
+@pytest.fixture
+def graphs(rig: PassRig) -> CombineGraphs:
+    chosen = choose_combine_graphs(rig.context)
+    if chosen is None:
+        pytest.skip("this family turns its states, has no convolution or keeps latents: it runs as it is")
+    return chosen
+
+
+def _plan(rig: PassRig, seed: int, question: int) -> CombinePlan:
+    """Live tokens that are kept, two bodies, a question."""
+    first, second = rig.capture(draw_ids(40 + seed, seed), draw_ids(23, seed + 1))
+    parts = (
+        CombinePart(draw_ids(5 + seed, seed + 2), keep=True),
+        CombinePart(first.token_ids, first),
+        CombinePart(second.token_ids, second),
+        CombinePart(draw_ids(question, seed + 3)),
+    )
+    return CombinePlan(None, parts, max_tokens=4)
+
+
+class _Outcome:
+    """Logits, states and snapshots of prompts that ran together."""
+
+    def __init__(self, rig: PassRig, plans: list[CombinePlan], graphs: CombineGraphs | None) -> None:
+        context = rig.context
+        with torch.inference_mode():
+            passes = [CombinePass(context, plan) for plan in plans]
+            rows = CombineRows(context, passes)
+            finish(Sweep(context, [rows]).run() if graphs is None else graphs.run(rows))
+            self.logits = rows.finish().clone()
+            slots = [one.prompt.slot for one in passes]
+            linear = context.memory.linear_slots
+            self.states = torch.stack([layer.states[slots] for layer in linear])
+            self.tails = torch.stack([layer.tails[slots] for layer in linear])
+            self.kept = torch.stack([one.snapshots[0].snapshots[-1].state for one in passes])
+            for one in passes:
+                one.release()
+
+
+def test_recorded_passes_are_the_passes(rig: PassRig, graphs: CombineGraphs) -> None:
+    plans = [_plan(rig, seed, question) for seed, question in ((1, 7), (2, 30), (3, 1))]
+    batches = [[plans[0]], [plans[1]], [plans[0]], [plans[2], plans[1]], [plans[1], plans[2]], [plans[2]]]
+    for number, batch in enumerate(batches):
+        expected, actual = _Outcome(rig, batch, None), _Outcome(rig, batch, graphs)
+        for name in ("logits", "states", "tails", "kept"):
+            assert_close(getattr(actual, name), getattr(expected, name), TOLERANCE, f"{name} of pass {number}")
+    assert_far(_Outcome(rig, batches[4], graphs).logits, _Outcome(rig, batches[3], None).logits, TOLERANCE)
+
+
+def test_a_longer_context_is_recorded_anew(rig: PassRig, graphs: CombineGraphs) -> None:
+    """One room, but page tables that outgrow what was recorded."""
+    short = _plan(rig, 1, 7)
+    states = rig.capture(*(draw_ids(130, 50 + index) for index in range(6)))
+    long = CombinePlan(
+        None,
+        (
+            CombinePart(draw_ids(5, 3), keep=True),
+            *(CombinePart(state.token_ids, state) for state in states),
+            CombinePart(draw_ids(7, 4)),
+        ),
+        max_tokens=4,
+    )
+    for plan in (short, long, short, long):
+        assert_close(_Outcome(rig, [plan], graphs).logits, _Outcome(rig, [plan], None).logits, TOLERANCE)
+
+
+def test_rooms_are_few(rig: PassRig, graphs: CombineGraphs) -> None:
+    del graphs
+    rooms = set()
+    for question in range(1, 40, 6):
+        one = CombinePass(rig.context, _plan(rig, 1, question))
+        rows = CombineRows(rig.context, [one])
+        rows.prepare()
+        rooms.add(room_for(rows.batch, 64))
+        one.release()
+    assert len(rooms) == 1
