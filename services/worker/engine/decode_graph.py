@@ -52,18 +52,26 @@ class DecodeGraphs:
         recorded = self._recorded.get(len(token_ids))
         logits = None if recorded is None else recorded.replay(token_ids, batch)
         if logits is None:
-            fixed = replace(batch, queries=replace(batch.queries, is_fixed=True, prepared={}))
-            logits = self._context.model.decode(token_ids, fixed)
-            self._recorded[len(token_ids)] = self._record(token_ids, fixed)
+            own_ids, own = _own(token_ids, batch)
+            logits = self._context.model.decode(own_ids, own)
+            self._recorded[len(token_ids)] = self._record(own_ids, own)
         return logits
 
     def _record(self, token_ids: torch.Tensor, batch: DecodeBatch) -> _Recorded:
-        """A step over tensors of its own; the tables of the requests that are there do not live as long as the graph."""
-        asked = batch.queries
-        launches = fixed_launches(asked)
-        queries = PagedQueries(asked.positions.clone(), (), (), is_fixed=True, prepared={**launches})
-        own_ids, own = token_ids.clone(), DecodeBatch(queries, batch.write_slots.clone(), batch.slots.clone())
+        """A step over tensors that have run before, so that nothing is compiled or loaded on the way.
+
+        The tables of the requests that are there do not live as long as the graph.
+        """
+        launches = fixed_launches(batch.queries)
+        queries = PagedQueries(batch.queries.positions, (), (), is_fixed=True, prepared={**launches})
+        recorded = replace(batch, queries=queries)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._context.model.decode(own_ids, own)
-        return _Recorded(graph, own_ids, own, tuple(launches.values()), logits)
+            logits = self._context.model.decode(token_ids, recorded)
+        return _Recorded(graph, token_ids, recorded, tuple(launches.values()), logits)
+
+
+def _own(token_ids: torch.Tensor, batch: DecodeBatch) -> tuple[torch.Tensor, DecodeBatch]:
+    """The same step over tensors of its own."""
+    queries = replace(batch.queries, positions=batch.queries.positions.clone(), is_fixed=True, prepared={})
+    return token_ids.clone(), DecodeBatch(queries, batch.write_slots.clone(), batch.slots.clone())
