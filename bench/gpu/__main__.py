@@ -29,10 +29,11 @@ class GateError(Exception):
 
 
 def gate(rig: Rig) -> Iterator[Row]:
-    """How often composed prompts say what a recompute says."""
+    """How near composed prompts are to a recompute."""
     agreement = measure_agreement(rig)
-    yield Row("first tokens of composed prompts that a recompute gives too", 100 * agreement.composed, "%")
-    yield Row("the same with another segment's state", 100 * agreement.mistaken, "%", better="lower")
+    layers = f"behind {rig.first_of_each_kind} layers"
+    yield Row(f"relative error of an exact composition's logits {layers}", agreement.composed, "", better="lower")
+    yield Row(f"the same with another segment's state {layers}", agreement.mistaken, "")
     if not agreement.is_good:
         raise GateError("composed prompts do not say what a recompute says; nothing behind this is kept")
 

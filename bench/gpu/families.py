@@ -39,7 +39,7 @@ def _measure(rig: Rig) -> Iterator[Row]:
     held += (sizes.segment_tokens - sizes.seam_window) * rig.spec.token_bytes(rig.dtype.itemsize)
     yield Row(f"{name} / a segment, MiB", held / 2**20, "MiB", better="lower")
     agreement = measure_agreement(rig)
-    yield Row(f"{name} / first tokens as recomputed, %", 100 * agreement.composed, "%")
+    yield Row(f"{name} / error of the gate's logits", agreement.composed, "", better="lower")
     if not agreement.is_good:
         raise RuntimeError(f"{agreement}: this run measures nothing")
     engine = rig.engine(2 * sizes.prompt_tokens + sizes.question_tokens, 3 * sizes.segments + 8)

@@ -66,8 +66,14 @@ class Rig:
                 self._model = draw_model(self.config, memory, self.seed)
         return self._model
 
-    def engine(self, num_tokens: int, num_runs: int, num_slots: int = 1) -> Engine:
-        """An engine over the same weights.
+    @property
+    def first_of_each_kind(self) -> int:
+        """Layers up to the first linear and the first attention layer, both included."""
+        kinds = [type(kept) for kept in self.spec.kept]
+        return 1 + max(kinds.index(kind) for kind in set(kinds))
+
+    def engine(self, num_tokens: int, num_runs: int, num_slots: int = 1, num_layers: int | None = None) -> Engine:
+        """An engine over the same weights, of the first `num_layers` layers where it is given.
 
         It has pages for `num_tokens` tokens in `num_runs` runs, each of which starts a page, beside its prime, and state
         slots for `num_slots` requests.
@@ -76,7 +82,7 @@ class Rig:
         pages = (num_tokens + sizes.prime_tokens) // sizes.page_tokens + num_runs + 2
         memory = DeviceMemory(self.device, self.dtype, pages, sizes.page_tokens, num_slots + 1)
         with torch.inference_mode():
-            model = _rehouse(self.model, memory)
+            model = _rehouse(_first_layers(self.model, num_layers), memory)
         profile = CaptureProfile(
             SeamWindow(sizes.seam_window), self.ids(7, sizes.prime_tokens), capture_chunk(self.device)
         )
@@ -109,6 +115,11 @@ class Rig:
         """Forget the weights."""
         self._model = None
         self.clear()
+
+
+def _first_layers(model: Model, count: int | None) -> Model:
+    spec = replace(model.spec, layers=model.spec.layers[:count])
+    return replace(model, spec=spec, layers=model.layers[:count])
 
 
 def _rehouse(model: Model, memory: DeviceMemory) -> Model:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.worker.ops.layout import PartWalk
+from services.worker.ops.layout import BodyAddresses, PartWalk, WalkRoom
 from services.worker.ops.short_conv import naive
 from services.worker.ops.short_conv import triton as kernels
 from tests.exactness.rig import assert_close, assert_far
@@ -40,6 +40,27 @@ def test_walk(channels: int, taps: int, device: torch.device) -> None:
     mirrored = kernels.walk(inputs, weight.flip(1), WALK, tails, bodies, KEPT)
     for wrong in (forgotten, swapped, mirrored):
         assert_far(wrong.outputs, expected.outputs, TOLERANCE)
+
+
+@pytest.mark.parametrize("taps", [4, 2])
+def test_a_recorded_walk_takes_over_others(taps: int, device: torch.device) -> None:
+    """What recorded combines replay: rows in tensors that stay, with room for tokens; stored tails where they lie."""
+    channels, room = 7, WalkRoom(tokens=64, parts=8, chunks=8, requests=2, kept=1)
+    fixed, recorded = kernels.FixedRows(taps - 1, room, device), PartWalk((0, 64), (0, 1, 2))
+    fixed.prepare(recorded)
+    weight, tails = _draw(channels, taps, seed=2, device=device), _draw(2, taps - 1, channels, seed=3, device=device)
+    inputs, stored = _draw(64, channels, seed=1, device=device), _draw(5, taps - 1, channels, seed=4, device=device)
+    for walk, places, kept in ((WALK, (1, 4), 2), (PartWalk((0, 5, 6, 60), (0, 2, 3)), (0, 1), 0)):
+        bodies = [stored[part] if part in places else None for part in range(walk.num_parts)]
+        expected = naive.walk(inputs[: walk.num_tokens], weight, walk, tails, bodies, (kept,))
+        fixed.refill(walk, [body is not None for body in bodies], [kept])
+        table = torch.tensor([[0] * 2] * 2 + [[stored[part].data_ptr() for part in places]], device=device)
+        actual = kernels.walk(inputs, weight, recorded, tails, (), (0,), BodyAddresses(table, is_aligned=False))
+        assert_close(actual.outputs[: walk.num_tokens], expected.outputs, TOLERANCE)
+        assert torch.equal(actual.tails, expected.tails)
+        assert torch.equal(actual.kept[0], expected.kept[kept])
+        other = kernels.walk(inputs, weight, recorded, tails, (), (0,), BodyAddresses(table.flip(1), is_aligned=False))
+        assert_far(other.outputs[: walk.num_tokens], expected.outputs, TOLERANCE)
 
 
 def test_bodies_without_live_tokens(device: torch.device) -> None:

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from services.worker.ops.layout import Body, PartWalk
+from services.worker.ops.layout import Body, PartWalk, WalkRoom
 from services.worker.ops.recurrence import RecurrenceInputs, naive
 from services.worker.ops.recurrence import triton as kernels
+from services.worker.ops.recurrence.triton_carry import locate
 from tests.exactness.reference import Rule, draw_tokens
 from tests.exactness.rig import assert_close, assert_far
 
@@ -100,6 +101,37 @@ def test_walk(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> 
         assert_close(actual.kept[part], state, TOLERANCE)
     for wrong in ([None, None, bodies[2], body], [Body(None, body.end_state), *bodies[1:]]):
         assert_far(naive.walk(inputs, walk, starts, wrong).states, actual.states, TOLERANCE)
+
+
+def test_a_recorded_walk_takes_over_others(rule: Rule, device: torch.device) -> None:
+    """What recorded combines replay: one course in tensors that stay, with room for tokens, chunks, parts and bodies."""
+    shape = SHAPES[0]
+    source = naive.scan(
+        _inputs(40, shape, rule, device), (0, 20, 40), _states(2, shape, device), _identity(rule, shape, device)
+    )
+    assert source.transitions is not None
+    one, two = (Body(*pair) for pair in zip(source.transitions, source.states, strict=True))
+    room = WalkRoom(tokens=96, parts=6, chunks=9, requests=2, kept=1)
+    fixed, recorded = kernels.FixedWalk(rule.every_channel, room, device), PartWalk((0, 96), (0, 1, 2))
+    fixed.prepare(recorded)
+    starts = _states(2, shape, device)
+    for walk, bodies, kept in (
+        (PartWalk((0, 3, 30, 30, 80), (0, 2, 4)), [one, None, two, None], 0),
+        (PartWalk((0, 70, 72), (0, 1, 2)), [two, None], 1),
+        (PartWalk((0, 1, 2, 3, 4, 5), (0, 4, 5)), [one, two, one, None, None], 2),
+    ):
+        inputs = _inputs(96, shape, rule, device)
+        expected = naive.walk(inputs[: walk.num_tokens], walk, starts, bodies, (kept,))
+        fixed.refill(walk, [body is not None for body in bodies], [kept])
+        stored = locate([body for body in bodies if body is not None], starts)
+        actual = kernels.walk(inputs, recorded, starts, (), (0,), stored)
+        assert_close(actual.outputs[: walk.num_tokens], expected.outputs, TOLERANCE)
+        assert_close(actual.states, expected.states, TOLERANCE)
+        assert_close(actual.kept[0], expected.kept[kept], TOLERANCE)
+    stale = naive.walk(inputs[:80], PartWalk((0, 3, 30, 30, 80), (0, 2, 4)), starts, [one, None, two, None])
+    assert_far(actual.states, stale.states, TOLERANCE)
+    with pytest.raises(ValueError, match="do not fit into a column"):
+        fixed.refill(PartWalk(tuple(range(0, 96, 2)), (0, 24, 47)), [True] * 47, [0])
 
 
 def test_value_heads_share_a_key_head(device: torch.device) -> None:
