@@ -51,7 +51,10 @@ PLAIN = Heads(3, 3, 8, 8, 0)
 
 
 def draw_scene(parts: list[tuple[int, int]], heads: Heads, seed: int, shift: int = 0) -> Scene:
-    """Parts as (live tokens, body tokens); a body's keys are stored rotated by their place in the part, off by `shift`."""
+    """Parts as (live tokens, body tokens); a body's keys are stored rotated by their place in the part, off by `shift`.
+
+    Live runs share pages, one behind the other; bodies have pages of their own.
+    """
     generator = torch.Generator().manual_seed(seed)
     length = sum(map(sum, parts))
     true_keys = torch.randn(length, heads.num_kv_heads, heads.head_dim, generator=generator, dtype=torch.float64)
@@ -60,18 +63,23 @@ def draw_scene(parts: list[tuple[int, int]], heads: Heads, seed: int, shift: int
     values = torch.full((NUM_PAGES, PAGE_SIZE, heads.num_kv_heads, heads.value_dim), float("nan"))
     free = torch.randperm(NUM_PAGES, generator=generator).tolist()
     table, position, live = PageTable(PAGE_SIZE), 0, list[int]()
+    live_page, taken = free.pop(), 0
     for num_live, num_body in parts:
         start = position
         live.extend(range(start, start + num_live))
-        for count, base in ((num_live, 0), (num_body, start)):
-            for first in range(position, position + count, PAGE_SIZE):
-                row = PageRow(free.pop(), base, first, min(PAGE_SIZE, position + count - first))
-                places = torch.arange(first, first + row.count)
+        for end, base, is_live in ((start + num_live, 0, True), (start + num_live + num_body, start, False)):
+            while position < end:
+                if is_live and taken == PAGE_SIZE:
+                    live_page, taken = free.pop(), 0
+                page, offset = (live_page, taken) if is_live else (free.pop(), 0)
+                row = PageRow(page, base, position, min(PAGE_SIZE - offset, end - position), offset)
+                places, slots = torch.arange(position, position + row.count), list(row.slots(PAGE_SIZE))
                 turned = rotate(true_keys[places], places - base + shift * (base > 0), THETA, heads.rotary_dim)
-                keys[row.page, : row.count] = turned.float()
-                values[row.page, : row.count] = true_values[places].float()
+                keys.flatten(0, 1)[slots] = turned.float()
+                values.flatten(0, 1)[slots] = true_values[places].float()
                 table.extend([row])
-            position += count
+                position += row.count
+                taken += row.count if is_live else 0
     return Scene(table, keys, values, true_keys, true_values, torch.tensor(live))
 
 
@@ -174,7 +182,7 @@ def test_growing_a_table_token_by_token(form: ModuleType, device: torch.device) 
     rows = scene.table.rows
     grown = PageTable(PAGE_SIZE)
     for row in rows:
-        grown.extend([PageRow(row.page, row.base, row.first, 1)])
+        grown.extend([replace(row, count=1)])
         for _ in range(row.count - 1):
             grown.grow_last()
     assert grown.rows == rows

@@ -123,10 +123,10 @@ def _programs(asked: PagedQueries, tiles: work.Tiles) -> list[list[int]]:
 
 
 def _seen_rows(cut: work.Work, program: list[int], farthest: int) -> list[tuple[int, int, int]]:
-    """Base, page and first position of every row that a program goes through."""
-    _, bases, cu_rows, pages, firsts, _, _ = cut.columns
+    """Base, first slot and first position of every row that a program goes through."""
+    _, bases, cu_rows, slots, firsts, _, _ = cut.columns
     return [
-        (int(bases[group]), int(pages[row]), int(firsts[row]))
+        (int(bases[group]), int(slots[row]), int(firsts[row]))
         for group in range(*program[2:4])
         for row in range(max(cu_rows[group], program[4]), min(cu_rows[group + 1], program[5]))
         if firsts[row] <= farthest
@@ -161,7 +161,10 @@ def test_programs_see_every_visible_page_once(
         for begin in range(cu_queries[request], cu_queries[request + 1], tokens):
             end = min(begin + tokens, cu_queries[request + 1])
             splits = seen.pop((begin, end))
-            visible = [(row.base, row.page, row.first) for row in scene.table.rows if row.first <= places[end - 1]]
+            behind = places[end - 1]
+            visible = [
+                (row.base, row.slots(rig.PAGE_SIZE).start, row.first) for row in scene.table.rows if row.first <= behind
+            ]
             assert sorted(row for rows in splits for row in rows) == sorted(visible)
             assert len(splits) == -(-len(visible) // split_pages)
             assert max(map(len, splits)) - min(map(len, splits)) <= 1
@@ -241,7 +244,7 @@ def test_a_fixed_launch_follows_a_request_from_page_to_page(
     launch: kernels.FixedLaunch | None = None
     prepared: dict[str, kernels.FixedLaunch] = {}
     for index, place in enumerate(scene.live.tolist()[2:], start=2):
-        if place == rows[len(table.rows) - 1].first + rig.PAGE_SIZE:
+        if place == rows[len(table.rows) - 1].first + rows[len(table.rows) - 1].count:
             table.extend([replace(rows[len(table.rows)], count=1)])
         elif index > 2:
             table.grow_last()

@@ -66,8 +66,8 @@ def resolve(context: EngineContext, request: GenerateRequest) -> ResolvedPrompt:
 def resolve_live(request: GenerateRequest) -> ResolvedPrompt:
     """Compute every part in place: what `check_size` let pass fits an engine that runs nothing else.
 
-    Seam windows and bodies start pages of their own, so a prompt that uses stored states may need more pages at once
-    than it needs without them.
+    Bodies start pages of their own, so a prompt that uses stored states may need more pages at once than it needs without
+    them.
     """
     keep = _kept_parts(request)
     parts = tuple(CombinePart(part.token_ids, keep=index in keep) for index, part in enumerate(request.parts))

@@ -197,7 +197,7 @@ class CapturePass:
         rows = page_rows(seam_pages, size, self._start, self._start, seam)
         rows += page_rows(body_pages, size, self._start, self._start + seam, body)
         table.extend(rows)
-        write_slots = [row.page * size + offset for row in rows for offset in range(row.count)]
+        write_slots = [slot for row in rows for slot in row.slots(size)]
         return _Segment(token_ids, seam, seam_pages, body_pages, table, write_slots, self._first_carries())
 
     def _first_carries(self) -> list[LinearCarry]:

@@ -3,7 +3,7 @@
 `CombinePass` reserves what one prompt needs; `CombineRows` are the live tokens of several of them in one sweep.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -16,7 +16,7 @@ from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot, Mixer
 from services.worker.ops.device import has_kernels
 from services.worker.ops.layout import BODY_ALIGNMENT, PartWalk, PassAddresses
-from services.worker.ops.paged_attention import PagedQueries, PageTable
+from services.worker.ops.paged_attention import PagedQueries, PageRow, PageTable
 
 __all__ = ["CombinePart", "CombinePass", "CombinePlan", "CombineRows", "Prompt"]
 
@@ -66,9 +66,14 @@ class CombinePlan:
         return self.prefix_tokens + sum(len(part.token_ids) for part in self.parts)
 
     def pages_needed(self, page_size: int) -> int:
-        """Pages for live and generated tokens; each run starts a page of its own."""
-        lengths = [len(run.token_ids) for run in _runs(self)]
-        return sum(pages_for(length, page_size) for length in [*lengths[:-1], lengths[-1] + self.max_tokens])
+        """Pages for live and generated tokens; runs share them up to a snapshot, behind which a page of its own begins."""
+        stretches = [0]
+        for run in _runs(self):
+            stretches[-1] += len(run.token_ids)
+            if self.parts[run.part].keep:
+                stretches.append(0)
+        stretches[-1] += self.max_tokens
+        return sum(pages_for(tokens, page_size) for tokens in stretches)
 
 
 @dataclass(slots=True)
@@ -88,13 +93,12 @@ class Prompt:
     def append_slot(self) -> int:
         """The flat page slot of the next token, entered into the page table."""
         last = self.table.rows[-1]
-        if last.count < self.table.page_size:
+        if last.offset + last.count < self.table.page_size:
             self.table.grow_last()
         else:
             self.table.extend(page_rows([self.spare.pop(0)], self.table.page_size, 0, self.length, 1))
         self.length += 1
-        last = self.table.rows[-1]
-        return last.page * self.table.page_size + last.count - 1
+        return self.table.rows[-1].slots(self.table.page_size)[-1]
 
     def release(self, context: EngineContext) -> None:
         """Give back everything."""
@@ -142,6 +146,8 @@ class _Layout:
         self.write_slots: list[int] = []
         self.rows_after: dict[int, int] = {}
         self._pages = list(owned)
+        # The page that the last run ended in, and how many of its slots are taken.
+        self._page, self._taken = -1, self._size
         if plan.prefix is not None:
             self.table.extend(plan.prefix.rows)
         self.runs = _runs(plan)
@@ -151,18 +157,27 @@ class _Layout:
 
     def _place(self, run: _Run, part: CombinePart) -> None:
         length = len(run.token_ids)
-        pages = [self._pages.pop(0) for _ in range(pages_for(length, self._size))]
-        self.table.extend(page_rows(pages, self._size, 0, run.first, length))
+        rows = list(self._take(run.first, length))
+        self.table.extend(rows)
         self.positions.extend(range(run.first, run.first + length))
-        self.write_slots.extend(
-            page * self._size + offset
-            for page, start in zip(pages, range(0, length, self._size), strict=True)
-            for offset in range(min(self._size, length - start))
-        )
+        self.write_slots.extend(slot for row in rows for slot in row.slots(self._size))
         if part.state is not None:
             start = run.first + length - part.state.seam_window
             self.table.extend(part.state.rows(start, self._size))
         self.rows_after[run.part] = len(self.table.rows)
+        if part.keep:
+            self._taken = self._size
+
+    def _take(self, first: int, length: int) -> Iterator[PageRow]:
+        """Rows of a run: the rest of the page that the last one ended in, then pages of its own."""
+        placed = 0
+        while placed < length:
+            if self._taken == self._size:
+                self._page, self._taken = self._pages.pop(0), 0
+            count = min(self._size - self._taken, length - placed)
+            yield PageRow(self._page, 0, first + placed, count, self._taken)
+            placed += count
+            self._taken += count
 
 
 class CombinePass:
@@ -212,7 +227,7 @@ class CombinePass:
     def keep(self, kept: Mapping[int, Sequence[LinearSnapshot]]) -> None:
         """Make snapshots of the states behind runs, by index of the run.
 
-        They share the prompt's pages: the run behind a snapshot starts a page of its own.
+        They share the prompt's pages, into which nothing is written behind a snapshot.
         """
         prefix_ids = () if self.plan.prefix is None else self.plan.prefix.token_ids
         for index, snapshots in sorted(kept.items()):

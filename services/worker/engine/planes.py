@@ -46,7 +46,7 @@ def layer_planes(context: EngineContext, state: SegmentState) -> Iterator[list[P
 def _body_slots(context: EngineContext, state: SegmentState) -> torch.Tensor:
     size = context.pages.page_size
     rows = page_rows(state.pages, size, 0, 0, state.body_tokens)
-    return context.integers([row.page * size + offset for row in rows for offset in range(row.count)])
+    return context.integers([slot for row in rows for slot in row.slots(size)])
 
 
 def _plane(layer: int, name: str, tensor: torch.Tensor) -> Plane:

@@ -60,8 +60,8 @@ class PrefixState:
 
     @property
     def pages(self) -> tuple[int, ...]:
-        """Every page that the rows name."""
-        return tuple(row.page for row in self.rows)
+        """Every page that the rows name, once."""
+        return tuple(dict.fromkeys(row.page for row in self.rows))
 
     @property
     def plane_bytes(self) -> int:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from services.worker.engine.combine import CombinePart, CombinePlan
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import (
     CaptureSegment,
@@ -12,6 +13,7 @@ from services.worker.engine.requests import (
     PromptTooLargeError,
     SnapshotOrder,
 )
+from services.worker.engine.states import SegmentState
 from tests.exactness.rig import draw_ids
 from tests.unit.worker.conftest import EngineFactory
 from tests.unit.worker.engine_rig import EngineRig, live, segment
@@ -124,6 +126,17 @@ def test_snapshot_boundaries_count_as_pages(make_engine: EngineFactory) -> None:
     rig = make_engine(num_pages=8)
     with pytest.raises(PromptTooLargeError):
         rig.submit("all", live(8, 1), live(100, 2), max_tokens=4, snapshots=(SnapshotOrder(b"p", 1),))
+
+
+def test_seam_windows_and_the_question_share_pages() -> None:
+    """Three windows of 3 tokens, a question of 5 and a reply of 2 fill one page of 16; behind a snapshot a page begins."""
+
+    def plan(*, keep: bool) -> CombinePlan:
+        stored = [CombinePart(IDS, SegmentState(IDS, 3, (), ()), keep=keep and index == 1) for index in range(3)]
+        return CombinePlan(None, (*stored, CombinePart((1, 2, 3, 4, 5))), max_tokens=2)
+
+    assert [plan(keep=keep).pages_needed(16) for keep in (False, True)] == [1, 2]
+    assert [plan(keep=keep).pages_needed(4) for keep in (False, True)] == [4, 5]
 
 
 def test_a_full_line_is_refused(make_engine: EngineFactory) -> None:

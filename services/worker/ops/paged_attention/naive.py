@@ -18,8 +18,8 @@ def attend(
     queries `[N, Hq, D]` unrotated; asked: where they stand and what they may see; pools: keys and values
     `[pages, page_size, Hkv, D]`. Returns `[N, Hq, Dv]`. A query sees every key of its request at or before it.
     """
-    keys, values = pools
-    group = queries.shape[1] // keys.shape[2]
+    keys, values = (pool.flatten(0, 1) for pool in pools)
+    group = queries.shape[1] // keys.shape[1]
     outputs = torch.empty(*queries.shape[:2], values.shape[-1], dtype=queries.dtype, device=queries.device)
     for request, table in enumerate(asked.tables):
         for index in range(asked.cu_queries[request], asked.cu_queries[request + 1]):
@@ -29,10 +29,10 @@ def attend(
                 query = queries[index]
                 if shape.rotary is not None:
                     query = shape.rotary.rotate(query, asked.positions[index] - row.base)
-                for offset in range(min(row.count, position - row.first + 1)):
-                    key = keys[row.page, offset].repeat_interleave(group, dim=0)
+                for slot in row.slots(table.page_size)[: max(0, position - row.first + 1)]:
+                    key = keys[slot].repeat_interleave(group, dim=0)
                     scores.append((query * key).sum(-1) * shape.scale)
-                    seen.append(values[row.page, offset].repeat_interleave(group, dim=0))
+                    seen.append(values[slot].repeat_interleave(group, dim=0))
             weights = torch.stack(scores).softmax(dim=0)
             outputs[index] = (weights[..., None] * torch.stack(seen)).sum(0)
     return outputs

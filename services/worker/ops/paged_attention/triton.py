@@ -108,7 +108,7 @@ def _stored(p_n, m_n, begin: tl.constexpr, width: tl.constexpr, D: tl.constexpr,
 
 @triton.jit
 def _attend_rows(
-    b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_page, row_first, row_count, begin, stop, place, farthest, i_h, scale,
+    b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_slot, row_first, row_count, begin, stop, place, farthest, i_h, scale,
     Hkv: tl.constexpr, D: tl.constexpr, Dv: tl.constexpr, KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     PAGE: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
@@ -122,15 +122,15 @@ def _attend_rows(
         if BN <= PAGE:
             i_r, o_p = i_n // PAGE, i_n % PAGE + o_n
             first, count = tl.load(row_first + i_r), tl.load(row_count + i_r)
-            page = tl.load(row_page + i_r).to(tl.int64)
+            slot = tl.load(row_slot + i_r).to(tl.int64)
         else:
             i_r, o_p = i_n // PAGE + o_n // PAGE, o_n % PAGE
             first = tl.load(row_first + i_r, mask=i_r < stop, other=0)
             count = tl.load(row_count + i_r, mask=i_r < stop, other=0)
-            page = tl.load(row_page + i_r, mask=i_r < stop, other=0).to(tl.int64)
+            slot = tl.load(row_slot + i_r, mask=i_r < stop, other=0).to(tl.int64)
         # Behind the farthest query a page may hold slots that nobody has written: NaN times 0 is NaN.
         m_n = (o_p < count) & (first + o_p <= farthest)
-        row = (page * PAGE + o_p) * Hkv + i_h
+        row = (slot + o_p) * Hkv + i_h
         p_k, p_v = keys + row[:, None] * KEY_STRIDE, values + row[:, None] * VALUE_STRIDE
         b_k = _stored(p_k, m_n, 0, BR, D, MASKED)
         b_x = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
@@ -157,7 +157,7 @@ def _attend_rows(
 @triton.jit
 def _attend_kernel(
     q, keys, values, positions, query_cos, query_sin, base_cos, base_sin,
-    blocks, group_rows, row_page, row_first, row_count, cu_partial,
+    blocks, group_rows, row_slot, row_first, row_count, cu_partial,
     partial, maxima, totals, outputs, scale,
     Hq: tl.constexpr, Hkv: tl.constexpr, D: tl.constexpr, Dv: tl.constexpr,
     KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
@@ -194,11 +194,11 @@ def _attend_kernel(
         if BN > PAGE:
             whole = begin + (whole - begin) // (BN // PAGE) * (BN // PAGE)
         b_m, b_l, b_o = _attend_rows(
-            b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_page, row_first, row_count, begin, whole, place, farthest,
+            b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_slot, row_first, row_count, begin, whole, place, farthest,
             i_h, scale, Hkv, D, Dv, KEY_STRIDE, VALUE_STRIDE, PAGE, BN, BR, BD, BDV, False, PRECISION,
         )  # fmt: skip
         b_m, b_l, b_o = _attend_rows(
-            b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_page, row_first, row_count, whole, stop, place, farthest,
+            b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_slot, row_first, row_count, whole, stop, place, farthest,
             i_h, scale, Hkv, D, Dv, KEY_STRIDE, VALUE_STRIDE, PAGE, BN, BR, BD, BDV, True, PRECISION,
         )  # fmt: skip
     m_o = m_m[:, None] & (o_v < Dv)[None, :]
@@ -252,7 +252,7 @@ class _Launch:
     blocks: torch.Tensor
     group_base: torch.Tensor
     group_rows: torch.Tensor
-    row_page: torch.Tensor
+    row_slot: torch.Tensor
     row_first: torch.Tensor
     row_count: torch.Tensor
     cu_partial: torch.Tensor
@@ -333,7 +333,7 @@ def attend(
     _attend_kernel[(launch.num_blocks, keys.shape[2])](
         queries.contiguous(), keys, values, asked.positions,
         own.cos, own.sin, bases.cos, bases.sin,
-        launch.blocks, launch.group_rows, launch.row_page, launch.row_first, launch.row_count, launch.cu_partial,
+        launch.blocks, launch.group_rows, launch.row_slot, launch.row_first, launch.row_count, launch.cu_partial,
         partial, sums[0], sums[1], outputs, shape.scale * _LOG2_E,
         Hq=heads, Hkv=keys.shape[2], D=key_dim, Dv=value_dim, KEY_STRIDE=keys.stride(2), VALUE_STRIDE=values.stride(2),
         G=heads // keys.shape[2], PAGE=keys.shape[1], BM=launch.tiles.rows, BN=_step_keys(queries, key_dim),

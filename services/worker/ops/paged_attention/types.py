@@ -16,7 +16,7 @@ _Prepared = TypeVar("_Prepared")
 
 @dataclass(frozen=True, slots=True)
 class PageRow:
-    """`count` tokens at the start of `page`, at true positions `first, first + 1, …`.
+    """`count` tokens in `page` from its slot `offset` on, at true positions `first, first + 1, …`.
 
     base: the true position at which the stored rotation is zero; a key at position p is stored rotated by `p − base`.
     """
@@ -25,6 +25,12 @@ class PageRow:
     base: int
     first: int
     count: int
+    offset: int = 0
+
+    def slots(self, page_size: int) -> range:
+        """The tokens' slots, numbered over all pages."""
+        start = self.page * page_size + self.offset
+        return range(start, start + self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ class PageTable:
     def grow_last(self) -> None:
         """One more token on the last row's page."""
         last = self.rows[-1]
-        self.rows[-1] = PageRow(last.page, last.base, last.first, last.count + 1)
+        self.rows[-1] = PageRow(last.page, last.base, last.first, last.count + 1, last.offset)
         self._ends[last.base] += 1
         if self._num_joined == len(self.rows):
             spans = self._spans[last.base]
@@ -105,12 +111,12 @@ class PageTable:
         return tuple(BaseGroup(base, tuple(spans)) for base, spans in self._spans.items())
 
     def _join(self, row: PageRow) -> None:
-        start = row.page * self.page_size
+        slots = row.slots(self.page_size)
         spans = self._spans.setdefault(row.base, [])
-        if spans and spans[-1].stop == start and spans[-1].end == row.first:
-            spans[-1] = Span(spans[-1].start, start + row.count, spans[-1].first)
+        if spans and spans[-1].stop == slots.start and spans[-1].end == row.first:
+            spans[-1] = Span(spans[-1].start, slots.stop, spans[-1].first)
         else:
-            spans.append(Span(start, start + row.count, row.first))
+            spans.append(Span(slots.start, slots.stop, row.first))
 
 
 @dataclass(frozen=True, slots=True)

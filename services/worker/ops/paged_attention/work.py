@@ -89,13 +89,13 @@ def _num_splits(seen: _Integers, split_pages: int) -> _Integers:
 class _Groups:
     """Rows of page tables, those of one base together.
 
-    base `[G]` of every group; rows `[G + 1]`: its first row; page, first, count `[R]` of every row; tables `[B + 1]`: every
+    base `[G]` of every group; rows `[G + 1]`: its first row; slot, first, count `[R]` of every row; tables `[B + 1]`: every
     table's first group.
     """
 
     base: _Integers
     rows: _Integers
-    page: _Integers
+    slot: _Integers
     first: _Integers
     count: _Integers
     tables: _Integers
@@ -104,7 +104,7 @@ class _Groups:
     def of(cls, table: PageTable) -> "_Groups":
         """The last row counts as full, for it grows unseen: what stands behind the farthest query is masked."""
         known = table.prepared.get("groups")
-        if known is None or len(known.page) != len(table.rows):
+        if known is None or len(known.slot) != len(table.rows):
             known = table.prepared["groups"] = _group(table)
         found: _Groups = known
         return found
@@ -112,12 +112,12 @@ class _Groups:
     @classmethod
     def join(cls, own: Sequence["_Groups"]) -> "_Groups":
         """Several tables' groups, numbered one behind the other."""
-        cu_rows = [0, *accumulate(len(groups.page) for groups in own)]
+        cu_rows = [0, *accumulate(len(groups.slot) for groups in own)]
         rows = [groups.rows[:-1] + offset for groups, offset in zip(own, cu_rows, strict=False)]
         return cls(
             base=np.concatenate([groups.base for groups in own]),
             rows=np.concatenate([*rows, _integers(cu_rows[-1:])]),
-            page=np.concatenate([groups.page for groups in own]),
+            slot=np.concatenate([groups.slot for groups in own]),
             first=np.concatenate([groups.first for groups in own]),
             count=np.concatenate([groups.count for groups in own]),
             tables=_integers([0, *accumulate(len(groups.base) for groups in own)]),
@@ -138,9 +138,9 @@ def _group(table: PageTable) -> _Groups:
     return _Groups(
         base=_integers([bases[start] for start in starts]),
         rows=_integers([*starts, len(rows)]),
-        page=_integers([row.page for row in rows]),
+        slot=_integers([row.slots(table.page_size).start for row in rows]),
         first=_integers([row.first for row in rows]),
-        count=_integers([table.page_size if row is last else row.count for row in rows]),
+        count=_integers([table.page_size - row.offset if row is last else row.count for row in rows]),
         tables=_integers([0, len(starts)]),
     )
 
@@ -221,7 +221,7 @@ def _offsets(counts: _Integers) -> _Integers:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """columns, in the order of a launch: blocks; base and rows of groups; page, first and count of rows; cu_partial.
+    """columns, in the order of a launch: blocks; base and rows of groups; slot, first and count of rows; cu_partial.
 
     cu_partial: offsets `[N + 1]` of every token's partial rows, one a split, none where its block is not split.
     num_partial: their number.
@@ -241,7 +241,7 @@ class Work:
             _programs(sight, num_splits).ravel(),
             groups.base,
             groups.rows,
-            groups.page,
+            groups.slot,
             groups.first,
             groups.count,
             cu_partial,
