@@ -60,9 +60,10 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def _explain(cls, error: ValidationError) -> list[str]:
+        """A fault of several fields together has no place, and names them itself."""
         prefix = cls.model_config.get("env_prefix", "").upper()
         return [
-            f"{prefix}{'_'.join(str(step) for step in fault['loc']).upper()}: {fault['msg']}"
+            (f"{prefix}{'_'.join(str(step) for step in fault['loc']).upper()}: " if fault["loc"] else "") + fault["msg"]
             for fault in error.errors()
         ]
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.common.settings import ServiceSettings
@@ -45,6 +45,12 @@ class WorkerSettings(ServiceSettings):
     )
 
     page_tokens: int = Field(default=16, ge=1, le=1024, description="tokens a page of keys and values holds")
+    memory_bytes: int | None = Field(
+        default=None,
+        ge=_MIB,
+        description="memory of the device for everything: weights, running states and the work of the largest pass, and"
+        " what they leave is shared between pages and states; takes the place of the two below",
+    )
     page_bytes: int = Field(default=512 * _MIB, ge=_MIB, description="memory for pages of keys and values, all layers")
     state_bytes: int = Field(
         default=1024 * _MIB, ge=_MIB, description="memory for transitions, end states and snapshots"
@@ -71,6 +77,16 @@ class WorkerSettings(ServiceSettings):
     drain_seconds: float = Field(default=30.0, ge=0.0, description="how long SIGTERM waits for running streams")
     metrics_host: str = "127.0.0.1"
     metrics_port: int = Field(default=0, ge=0, le=65535, description="0 serves no metrics")
+
+    @model_validator(mode="after")
+    def _shares_memory_once(self) -> "WorkerSettings":
+        """A budget of everything leaves nothing to say about its shares."""
+        if self.memory_bytes is not None and {"page_bytes", "state_bytes"} & self.model_fields_set:
+            raise ValueError(
+                "HYPIC_WORKER_MEMORY_BYTES shares memory itself; leave out HYPIC_WORKER_PAGE_BYTES and"
+                " HYPIC_WORKER_STATE_BYTES, or it"
+            )
+        return self
 
     @property
     def reached_at(self) -> str:

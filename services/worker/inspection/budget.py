@@ -1,0 +1,100 @@
+"""How the memory of one device is shared: what is fixed first, then pages and states by what a segment takes of each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.worker.inspection.sizes import Sizes
+from services.worker.mixers.kimi_delta import KimiDeltaShape
+from services.worker.mixers.shapes import MixerShape, StateShape, TransitionKind
+from services.worker.models.experts import ExpertsShape
+from services.worker.models.spec import DenseShape, FeedForwardShape, ModelSpec
+
+__all__ = ["MemoryShares", "PassSizes", "share_memory", "workspace_bytes"]
+
+_FP32 = 4
+# Segments of so many tokens fill pages and states alike.
+_SEGMENT_TOKENS = 2048
+# Tokens of a chunk of the recurrence, the latter where every key channel decays on its own.
+_CHUNK_TOKENS, _CHANNEL_CHUNK_TOKENS = 64, 16
+
+
+@dataclass(frozen=True, slots=True)
+class PassSizes:
+    """The largest passes: tokens of one capture or combine, and requests that run at once."""
+
+    pass_tokens: int
+    capture_tokens: int
+    max_running: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShares:
+    """Bytes of a device. carries: what captures on their way hold beside pages; negative pages: nothing is left to share."""
+
+    weights: int
+    slots: int
+    carries: int
+    workspace: int
+    pages: int
+    states: int
+
+    @property
+    def fixed(self) -> int:
+        """All but pages and states."""
+        return self.weights + self.slots + self.carries + self.workspace
+
+
+def share_memory(total: int, spec: ModelSpec, sizes: Sizes, itemsize: int, passes: PassSizes) -> MemoryShares:
+    """Shares of `total` bytes for a model whose values take `itemsize` bytes."""
+    planes, pages = sizes.segment.total, _SEGMENT_TOKENS * sizes.token
+    packed = -(-passes.capture_tokens // _SEGMENT_TOKENS)
+    fixed = MemoryShares(
+        weights=sizes.weights,
+        slots=passes.max_running * sizes.request_state,
+        # States and transitions of a pack, once as they are and once as a pass leaves them.
+        carries=2 * packed * planes,
+        workspace=workspace_bytes(spec, itemsize, passes.pass_tokens),
+        pages=0,
+        states=0,
+    )
+    left = total - fixed.fixed
+    states = left * planes // max(1, planes + pages)
+    return MemoryShares(fixed.weights, fixed.slots, fixed.carries, fixed.workspace, left - states, states)
+
+
+def workspace_bytes(spec: ModelSpec, itemsize: int, num_tokens: int) -> int:
+    """What a pass of so many tokens holds at its fullest, between the layers' own tensors.
+
+    Counted are hidden states, one linear layer's chunks and one feed-forward block. On an H200 a capture of 32,768 tokens of
+    Qwen3.5-35B-A3B took 7.5 GiB, where this says 8.1.
+    """
+    mixers = [_recurrence_bytes(layer.mixer, itemsize) for layer in spec.layers]
+    blocks = [_block_bytes(layer.feed_forward, spec.hidden_size, itemsize) for layer in spec.layers]
+    return num_tokens * (4 * spec.hidden_size * itemsize + max(mixers, default=0) + max(blocks, default=0))
+
+
+def _recurrence_bytes(mixer: MixerShape, itemsize: int) -> int:
+    """One token in the chunked form: inputs, scores, and its part of what its chunk does to a state."""
+    state = mixer.kept
+    if not isinstance(state, StateShape):
+        return 0
+    heads, keys, values = state.num_heads, state.key_dim, state.value_dim
+    is_dense = state.transition is TransitionKind.DENSE
+    chunk = _CHANNEL_CHUNK_TOKENS if isinstance(mixer, KimiDeltaShape) else _CHUNK_TOKENS
+    of_chunk = heads * keys * (2 * values + (keys if is_dense else 0)) // chunk
+    of_token = heads * (keys + values + 2 * chunk)
+    rows = 3 * (state.conv_channels or 3 * heads * keys) + heads * values
+    return _FP32 * (of_chunk + of_token) + itemsize * rows
+
+
+def _block_bytes(block: FeedForwardShape, hidden: int, itemsize: int) -> int:
+    return itemsize * sum(_widths(block, hidden))
+
+
+def _widths(block: FeedForwardShape, hidden: int) -> Iterator[int]:
+    """Channels of what a token's block holds at once."""
+    if isinstance(block, ExpertsShape):
+        yield block.routing.top_k * (block.size + hidden)
+        yield 3 * (block.shared_size or 0)
+    elif isinstance(block, DenseShape):
+        yield 3 * block.size
