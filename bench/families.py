@@ -17,7 +17,7 @@ import torch
 import typer
 
 from bench.results import Row, write_results
-from services.worker.engine.combine import CombinePart
+from services.worker.engine.combine_plan import CombinePart
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.seam import SeamWindow
 from tests.exactness.mistakes import Mistake, edit_record, possible_mistakes

@@ -12,7 +12,8 @@ import torch
 
 from bench.engine_runs import capture_together, key
 from bench.gpu.rig import Rig
-from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan
+from services.worker.engine.combine import CombinePass
+from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 
 from services.worker.engine.capture import CapturePass, capture_prime
-from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, CombineRows, Prompt
+from services.worker.engine.combine import CombinePass, CombineRows, Prompt
+from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.decode import RunningRequest, choose_decoder, decode_step
 from services.worker.engine.limits import EngineLimits

@@ -1,10 +1,11 @@
-"""Recorded combines against the same passes run as they are: the first time, replayed, and with room to spare."""
+"""Recorded combines against the same passes run as they are: when they are recorded, replayed, and with room to spare."""
 
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, CombineRows
-from services.worker.engine.combine_graph import CombineGraphs, choose_combine_graphs, room_for
+from services.worker.engine.combine import CombinePass, CombineRows
+from services.worker.engine.combine_graph import CombineGraphs, choose_combine_graphs, room_of
+from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.sweep import Sweep
@@ -63,7 +64,15 @@ class _Outcome:
 
 def test_recorded_passes_are_the_passes(rig: PassRig, graphs: CombineGraphs) -> None:
     plans = [_plan(rig, seed, question) for seed, question in ((1, 7), (2, 30), (3, 1))]
-    batches = [[plans[0]], [plans[1]], [plans[0]], [plans[2], plans[1]], [plans[1], plans[2]], [plans[2]]]
+    batches = [
+        [plans[0]],
+        [plans[1]],
+        [plans[0]],
+        [plans[2], plans[1]],
+        [plans[1], plans[2]],
+        [plans[2]],
+        [plans[2], plans[1]],
+    ]
     for number, batch in enumerate(batches):
         expected, actual = _Outcome(rig, batch, None), _Outcome(rig, batch, graphs)
         for name in ("logits", "states", "tails", "kept"):
@@ -84,8 +93,21 @@ def test_a_longer_context_is_recorded_anew(rig: PassRig, graphs: CombineGraphs) 
         ),
         max_tokens=4,
     )
-    for plan in (short, long, short, long):
+    for plan in (short, short, long, short, long):
         assert_close(_Outcome(rig, [plan], graphs).logits, _Outcome(rig, [plan], None).logits, TOLERANCE)
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(
+    rig: PassRig, graphs: CombineGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **named: object) -> None:
+        raise RuntimeError("this device records nothing")
+
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    plan = _plan(rig, 1, 7)
+    expected = _Outcome(rig, [plan], None).logits
+    for _ in range(3):
+        assert_close(_Outcome(rig, [plan], graphs).logits, expected, TOLERANCE)
 
 
 def test_rooms_are_few(rig: PassRig, graphs: CombineGraphs) -> None:
@@ -95,6 +117,6 @@ def test_rooms_are_few(rig: PassRig, graphs: CombineGraphs) -> None:
         one = CombinePass(rig.context, _plan(rig, 1, question))
         rows = CombineRows(rig.context, [one])
         rows.prepare()
-        rooms.add(room_for(rows.batch, 64))
+        rooms.add(room_of(rows.batch, 64))
         one.release()
     assert len(rooms) == 1

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart
+from services.worker.engine.combine_plan import CombinePart
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.seam import SeamWindow
 from tests.exactness.conftest import RigFactory

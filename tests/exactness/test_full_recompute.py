@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.worker.engine.combine import CombinePart
+from services.worker.engine.combine_plan import CombinePart
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.batch import LinearSnapshot

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart
+from services.worker.engine.combine_plan import CombinePart
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from services.worker.engine.capture import CapturePass
-from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan, CombineRows
+from services.worker.engine.combine import CombinePass, CombineRows
+from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import (

@@ -42,3 +42,16 @@ def test_half_precision_is_widened_inside(device: torch.device) -> None:
     assert {actual.log_decay.dtype, actual.beta.dtype if actual.beta is not None else None} == {torch.float32}
     for name in NAMES:
         assert_close(getattr(actual, name).float(), getattr(expected, name), 1e-3, name)
+
+
+def test_slow_gates_keep_their_digits(device: torch.device) -> None:
+    """Steps of e^−18 to e^−2, one by one against fp64: beside a large rate they decide what a head remembers."""
+    heads = DeltaHeads(1, 4, 8, 8)
+    rows, gates = _draw(heads, 40, device)
+    step = torch.linspace(-18.0, -2.0, 160, device=device).view(40, 4)
+    slow = DeltaGates(step, gates.beta, torch.full_like(gates.rate, 16.0), torch.zeros_like(gates.bias))
+    expected = -16.0 * torch.nn.functional.softplus(step.double(), threshold=100.0)
+    errors = (kernels.open_gates(rows, slow, heads).log_decay.double() / expected - 1.0).abs()
+    assert float(errors.max()) <= 1e-5
+    plain = -16.0 * torch.log(1.0 + step.exp())
+    assert float((plain.double() / expected - 1.0).abs().max()) >= 1e-4

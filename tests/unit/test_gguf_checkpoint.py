@@ -16,7 +16,7 @@ from gguf.quants import dequantize, quantize
 from demo.gguf_checkpoint import GgufError, convert_gguf
 from demo.smollm2 import convert_wheel
 from services.router.adapters.tokenizer import TwoWayTokenizer
-from services.worker.engine.combine import CombinePart
+from services.worker.engine.combine_plan import CombinePart
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.seam import SeamWindow
 from services.worker.profile import load_profile

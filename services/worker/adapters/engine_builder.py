@@ -1,10 +1,11 @@
 """Builds the engine from settings; runs on the engine's thread."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from services.worker.adapters.served_model import ServedModel
+from services.worker.engine.combine_graph import RECORDED_PASSES, RECORDED_TOKENS
 from services.worker.engine.context import CaptureProfile, EngineContext, capture_chunk
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
@@ -29,6 +30,9 @@ def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
     """
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise CheckpointError(f"HYPIC_WORKER_DEVICE is {settings.device} but torch sees no GPU; set it to cpu")
+    if settings.device.startswith("cuda:"):
+        # Of this thread: kernels and recorded passes go to the present device.
+        torch.cuda.set_device(torch.device(settings.device))
     torch.set_num_threads(settings.torch_threads)
     # A product over denormal numbers takes a hundred times as long on a CPU; they say nothing that fp32 sums would keep.
     torch.set_flush_denormal(True)
@@ -73,6 +77,8 @@ def _size_pools(settings: WorkerSettings, served: ServedModel, dtype: torch.dtyp
     limits = _limits(settings, served)
     # A prompt may have to be computed in place, in one pass.
     passes = PassSizes(max(limits.context_length, limits.sweep_tokens), limits.capture_tokens, settings.max_running)
+    if settings.device != "cpu":
+        passes = replace(passes, recorded_passes=RECORDED_PASSES, recorded_tokens=RECORDED_TOKENS)
     fields = read_json(settings.checkpoint / "config.json")
     requests = record_requests(find_family(settings.checkpoint, fields), served.spec, dtype, frozenset())
     sizes = measure_sizes(served.spec, requests, dtype.itemsize)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.worker.engine.combine import CombinePart, CombinePlan
+from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import EngineContext
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import GenerateRequest, PromptPart, PromptTooLargeError, ServedPart, Serving
@@ -39,7 +39,7 @@ def check_size(request: GenerateRequest, limits: EngineLimits, num_pages: int, p
     if needed > num_pages:
         raise PromptTooLargeError(
             f"{total} tokens need {needed} pages and the worker has {num_pages} for prompts; "
-            "raise HYPIC_WORKER_PAGE_BYTES"
+            "raise HYPIC_WORKER_PAGE_BYTES, or HYPIC_WORKER_MEMORY_BYTES where that is set"
         )
 
 

@@ -10,7 +10,8 @@ from itertools import accumulate
 
 import torch
 
-from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan
+from services.worker.engine.combine import CombinePass
+from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError, pages_for
 from services.worker.engine.states import PrefixState, SegmentState, page_rows

@@ -3,77 +3,23 @@
 `CombinePass` reserves what one prompt needs; `CombineRows` are the live tokens of several of them in one sweep.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import torch
 
+from services.worker.engine.combine_plan import CombineLayout, CombinePlan
 from services.worker.engine.context import EngineContext
-from services.worker.engine.pages import NoRoomError, pages_for
+from services.worker.engine.pages import NoRoomError
 from services.worker.engine.states import PrefixState, SegmentState, page_rows
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot, Mixer
 from services.worker.ops.device import has_kernels
 from services.worker.ops.layout import BODY_ALIGNMENT, PartWalk, PassAddresses
-from services.worker.ops.paged_attention import PagedQueries, PageRow, PageTable
+from services.worker.ops.paged_attention import PagedQueries, PageTable
 
-__all__ = ["CombinePart", "CombinePass", "CombinePlan", "CombineRows", "Prompt"]
-
-
-@dataclass(frozen=True, slots=True)
-class CombinePart:
-    """One part as the pass sees it: live from `live_start` on for `live_ids`, then a stored body where there is one.
-
-    keep: a snapshot is wanted behind this part.
-    """
-
-    token_ids: tuple[int, ...]
-    state: SegmentState | None = None
-    keep: bool = False
-
-    @property
-    def live_ids(self) -> tuple[int, ...]:
-        """The tokens that run through the model."""
-        return self.token_ids if self.state is None else self.token_ids[: self.state.seam_window]
-
-
-@dataclass(frozen=True, slots=True)
-class CombinePlan:
-    """A prompt to combine: an exact prefix, then parts; the last part is live. `max_tokens` pages are reserved behind it."""
-
-    prefix: PrefixState | None
-    parts: tuple[CombinePart, ...]
-    max_tokens: int
-
-    def __post_init__(self) -> None:
-        if not self.parts or not self.parts[-1].token_ids or self.parts[-1].state is not None:
-            raise ValueError("the last part of a prompt is live and has at least one token")
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens that the prefix covers."""
-        return 0 if self.prefix is None else len(self.prefix.token_ids)
-
-    @property
-    def num_live(self) -> int:
-        """Tokens that run through the model."""
-        return sum(len(part.live_ids) for part in self.parts)
-
-    @property
-    def num_tokens(self) -> int:
-        """The prompt's length."""
-        return self.prefix_tokens + sum(len(part.token_ids) for part in self.parts)
-
-    def pages_needed(self, page_size: int) -> int:
-        """Pages for live and generated tokens; runs share them up to a snapshot, behind which a page of its own begins."""
-        stretches = [0]
-        for run in _runs(self):
-            stretches[-1] += len(run.token_ids)
-            if self.parts[run.part].keep:
-                stretches.append(0)
-        stretches[-1] += self.max_tokens
-        return sum(pages_for(tokens, page_size) for tokens in stretches)
+__all__ = ["CombinePass", "CombineRows", "Prompt"]
 
 
 @dataclass(slots=True)
@@ -107,79 +53,6 @@ class Prompt:
         context.pages.release(self.shared)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Live tokens at true positions from `first` on; `part` is the index of the last part in it."""
-
-    token_ids: tuple[int, ...]
-    first: int
-    part: int
-
-
-def _runs(plan: CombinePlan) -> list[_Run]:
-    """Live runs in order: neighbouring live parts join unless a snapshot stands between them."""
-    joined: list[list[int]] = []
-    starts: list[int] = []
-    position = plan.prefix_tokens
-    joinable = False
-    for index, part in enumerate(plan.parts):
-        if joinable:
-            joined[-1].append(index)
-        else:
-            joined.append([index])
-            starts.append(position)
-        joinable = part.state is None and not part.keep
-        position += len(part.token_ids)
-    return [
-        _Run(tuple(chain.from_iterable(plan.parts[index].live_ids for index in own)), first, own[-1])
-        for own, first in zip(joined, starts, strict=True)
-    ]
-
-
-class _Layout:
-    """Where the live tokens of one prompt stand: pages, positions, and the order of runs and bodies."""
-
-    def __init__(self, context: EngineContext, plan: CombinePlan, owned: Sequence[int]) -> None:
-        self._size = context.pages.page_size
-        self.table = PageTable(self._size)
-        self.positions: list[int] = []
-        self.write_slots: list[int] = []
-        self.rows_after: dict[int, int] = {}
-        self._pages = list(owned)
-        # The page that the last run ended in, and how many of its slots are taken.
-        self._page, self._taken = -1, self._size
-        if plan.prefix is not None:
-            self.table.extend(plan.prefix.rows)
-        self.runs = _runs(plan)
-        for run in self.runs:
-            self._place(run, plan.parts[run.part])
-        self.spare = self._pages
-
-    def _place(self, run: _Run, part: CombinePart) -> None:
-        length = len(run.token_ids)
-        rows = list(self._take(run.first, length))
-        self.table.extend(rows)
-        self.positions.extend(range(run.first, run.first + length))
-        self.write_slots.extend(slot for row in rows for slot in row.slots(self._size))
-        if part.state is not None:
-            start = run.first + length - part.state.seam_window
-            self.table.extend(part.state.rows(start, self._size))
-        self.rows_after[run.part] = len(self.table.rows)
-        if part.keep:
-            self._taken = self._size
-
-    def _take(self, first: int, length: int) -> Iterator[PageRow]:
-        """Rows of a run: the rest of the page that the last one ended in, then pages of its own."""
-        placed = 0
-        while placed < length:
-            if self._taken == self._size:
-                self._page, self._taken = self._pages.pop(0), 0
-            count = min(self._size - self._taken, length - placed)
-            yield PageRow(self._page, 0, first + placed, count, self._taken)
-            placed += count
-            self._taken += count
-
-
 class CombinePass:
     """One prompt to combine. Creating it reserves everything that it will need.
 
@@ -203,7 +76,7 @@ class CombinePass:
         if plan.prefix is not None:
             shared.extend(plan.prefix.pages)
         context.pages.retain(shared)
-        self.layout = _Layout(context, plan, owned)
+        self.layout = CombineLayout(context, plan, owned)
         self.prompt = Prompt(slot, self.layout.table, owned, tuple(shared), self.layout.spare, plan.num_tokens)
 
     def run(self) -> Generator[None, None, torch.Tensor]:
@@ -227,7 +100,7 @@ class CombinePass:
     def keep(self, kept: Mapping[int, Sequence[LinearSnapshot]]) -> None:
         """Make snapshots of the states behind runs, by index of the run.
 
-        They share the prompt's pages, into which nothing is written behind a snapshot.
+        They share the prompt's pages; what is written behind a snapshot is none of its rows'.
         """
         prefix_ids = () if self.plan.prefix is None else self.plan.prefix.token_ids
         for index, snapshots in sorted(kept.items()):

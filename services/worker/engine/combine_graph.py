@@ -5,10 +5,10 @@ pass (positions, pages, slots, the order of chunks and bodies and where these li
 recorded pass has room for more tokens and parts than it was recorded with, and what is in the room reaches nothing else.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,24 +16,24 @@ from services.worker.engine.combine import CombineRows
 from services.worker.engine.context import EngineContext
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot
+from services.worker.ops.columns import send_into
 from services.worker.ops.device import has_kernels
 from services.worker.ops.layout import PartWalk, PassAddresses, WalkRoom
 from services.worker.ops.paged_attention import PagedQueries
 from services.worker.ops.paged_attention.dispatch import takes_kernel
 
-if TYPE_CHECKING:
-    pass
+__all__ = ["RECORDED_PASSES", "RECORDED_TOKENS", "CombineGraphs", "choose_combine_graphs", "room_of"]
 
-__all__ = ["CombineGraphs", "choose_combine_graphs", "room_for"]
+_log = logging.getLogger(__name__)
 
-# Beyond it the device takes longer than the host needs for its launches.
-_MOST_TOKENS = 4096
+# Live tokens beyond which the device takes longer than the host needs for its launches.
+RECORDED_TOKENS = 4096
 # Layers of one recorded piece: between pieces the engine may do something else.
 _LAYERS = 5
-_MOST_RECORDED = 24
+RECORDED_PASSES = 24
 
 
-def room_for(batch: CombineBatch, chunk_tokens: int) -> WalkRoom:
+def room_of(batch: CombineBatch, chunk_tokens: int) -> WalkRoom:
     """What a pass is recorded with room for: few different rooms serve prompts of all sizes."""
     walk = batch.walk
     runs = [walk.cu_runs[part + 1] - walk.cu_runs[part] for part in range(walk.num_parts)]
@@ -53,26 +53,29 @@ def _up(count: int, step: int) -> int:
 
 
 def choose_combine_graphs(context: EngineContext) -> "CombineGraphs | None":
-    """Recorded combines where kernels run all of them and read stored bodies as they are."""
+    """Recorded combines where kernels run all of them, alike in every layer, and read stored bodies as they are."""
     mixers, page_tokens = context.model.linear_mixers, context.pages.page_size
+    kinds = {(mixer.projection.decays_channels, mixer.shape.conv_taps) for mixer in mixers}
     takes_attention = all(
         takes_kernel(context.device, shape.key_dim, page_tokens) for shape in context.model.spec.pages
     )
     takes_bodies = all(mixer.rotary is None and mixer.projection.conv is not None for mixer in mixers)
-    if not (has_kernels(context.device) and mixers and takes_attention and takes_bodies):
+    if not (has_kernels(context.device) and len(kinds) == 1 and takes_attention and takes_bodies):
         return None
     return CombineGraphs(context)
 
 
 class _Fixed:
-    """The batch of one room, over tensors that keep their place. `refill` makes it that of other prompts."""
+    """The batch of one room, over tensors that keep their place. `refill` makes it that of other prompts.
+
+    Behind their tokens it keeps what was there: numbers that exist, of rows that no part has.
+    """
 
     def __init__(self, context: EngineContext, room: WalkRoom, of_channels: bool) -> None:
         from services.worker.ops.recurrence.triton import FixedWalk
         from services.worker.ops.short_conv.triton import FixedRows
 
         device, num_layers = context.device, len(context.model.linear_mixers)
-        self.room = room
         self.token_ids, positions, write_slots = (
             torch.zeros(room.tokens, dtype=torch.int64, device=device) for _ in range(3)
         )
@@ -98,7 +101,7 @@ class _Fixed:
         """Take over everything of other prompts but what attention has prepared."""
         batch = rows.batch
         count = batch.walk.num_tokens
-        self.token_ids[:count].copy_(torch.tensor(rows.token_ids, dtype=torch.int64), non_blocking=True)
+        send_into(self.token_ids[:count], torch.tensor(rows.token_ids, dtype=torch.int64))
         self.batch.queries.positions[:count].copy_(batch.queries.positions)
         self.batch.write_slots.fill_(-1)
         self.batch.write_slots[:count].copy_(batch.write_slots)
@@ -137,41 +140,39 @@ class _Recorded:
 class CombineGraphs:
     """The recorded combines of one engine, the least recently used first. One pass runs at a time.
 
-    A room that is met for the first time runs as it is, which compiles and loads every kernel; then it is recorded.
-    Recording runs nothing, so no state moves.
+    A room that is met for the first time is a sweep like any other; the second time it runs over tensors that keep their
+    place, which compiles and loads every kernel, and is recorded. Recording runs nothing, so no state moves; where it fails,
+    rooms are sweeps from then on.
     """
 
     def __init__(self, context: EngineContext) -> None:
         from services.worker.ops.recurrence.triton_chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
 
         self._context = context
-        self._recorded: OrderedDict[WalkRoom, _Recorded] = OrderedDict()
+        self._recorded: OrderedDict[WalkRoom, _Recorded | None] = OrderedDict()
+        self._is_given_up = False
         self._pool = torch.cuda.graph_pool_handle()
-        self._of_channels = any(mixer.projection.decays_channels for mixer in context.model.linear_mixers)
+        self._of_channels = context.model.linear_mixers[0].projection.decays_channels
         self._chunk_tokens = CHANNEL_CHUNK_TOKENS if self._of_channels else CHUNK_TOKENS
 
     def run(self, rows: CombineRows) -> Generator[None, None, None]:
-        """As `Sweep.run` of these rows alone; what is too large, or lies as no wide load wants it, is a sweep."""
-        if rows.num_tokens > _MOST_TOKENS:
+        """As `Sweep.run` of these rows alone; what is too large, lies as no wide load wants it, or is new, is a sweep."""
+        if rows.num_tokens > RECORDED_TOKENS or self._is_given_up:
             yield from Sweep(self._context, [rows]).run()
             return
         rows.prepare()
-        addresses = rows.batch.addresses
-        if addresses is None or not addresses.is_aligned:
-            yield from Sweep(self._context, [rows]).run()
-            return
-        yield from self._run_prepared(rows)
-
-    def _run_prepared(self, rows: CombineRows) -> Generator[None, None, None]:
-        room = room_for(rows.batch, self._chunk_tokens)
-        recorded = self._recorded.get(room)
-        if recorded is None or not recorded.refill(rows):
-            self._recorded[room] = yield from self._run_first(room, rows)
-        else:
-            yield from self._replay(recorded, rows)
+        room, addresses = room_of(rows.batch, self._chunk_tokens), rows.batch.addresses
+        is_known = room in self._recorded
+        recorded = self._recorded.setdefault(room, None)
         self._recorded.move_to_end(room)
-        while len(self._recorded) > _MOST_RECORDED:
+        if len(self._recorded) > RECORDED_PASSES:
             self._recorded.popitem(last=False)
+        if not is_known or addresses is None or not addresses.is_aligned:
+            yield from Sweep(self._context, [rows]).run()
+        elif recorded is not None and recorded.refill(rows):
+            yield from self._replay(recorded, rows)
+        else:
+            yield from self._run_and_record(room, rows)
 
     def _replay(self, recorded: _Recorded, rows: CombineRows) -> Generator[None, None, None]:
         num_layers = len(self._context.model.layers)
@@ -182,7 +183,7 @@ class CombineGraphs:
         rows.hidden = recorded.hidden
         rows.batch.kept = _by_part(recorded.kept, rows.batch)
 
-    def _run_first(self, room: WalkRoom, rows: CombineRows) -> Generator[None, None, _Recorded]:
+    def _run_and_record(self, room: WalkRoom, rows: CombineRows) -> Generator[None, None, None]:
         fixed, asked = _Fixed(self._context, room, self._of_channels), rows.batch.queries
         fixed.refill(rows)
         queries = replace(asked, positions=fixed.batch.queries.positions, is_fixed=True, prepared={})
@@ -192,9 +193,14 @@ class CombineGraphs:
             hidden = self._run_layers(range(index, index + 1), hidden, batch)
             yield
         rows.hidden, rows.batch.kept = hidden, _by_part(batch.kept, rows.batch)
-        return self._record(fixed, queries)
+        try:
+            self._recorded[room] = yield from self._record(fixed, queries)
+        except Exception:  # whatever a device refuses to record, the prompts have their result
+            _log.exception("combines could not be recorded; they run as they are from now on")
+            self._is_given_up = True
 
-    def _record(self, fixed: _Fixed, asked: PagedQueries) -> _Recorded:
+    def _record(self, fixed: _Fixed, asked: PagedQueries) -> Generator[None, None, _Recorded]:
+        """Yields after every piece."""
         from services.worker.ops.paged_attention.triton import fixed_launches
 
         model = self._context.model
@@ -208,6 +214,7 @@ class CombineGraphs:
                     hidden = model.embed(fixed.token_ids)
                 hidden = self._run_layers(range(first, min(first + _LAYERS, len(model.layers))), hidden, batch)
             pieces.append(graph)
+            yield
         return _Recorded(fixed, queries, pieces, hidden, batch.kept)
 
     def _run_layers(self, layers: range, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:

@@ -133,6 +133,8 @@ class CombineQueue:
     def _end(self) -> list[AdmittedPrompt]:
         """No rows run any more. Returns the prompts that nobody has cancelled; the others are freed."""
         swept, self._swept = self._swept, []
+        # What rows hold of a state that has been dropped must not outlive them.
+        self._rows = CombineRows(self._context, ())
         self._release([one for one in swept if one.is_cancelled])
         return [one for one in swept if not one.is_cancelled]
 

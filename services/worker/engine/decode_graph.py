@@ -1,5 +1,6 @@
 """Decode steps on a GPU, recorded once for every number of requests and replayed: no launch is paid for again."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,8 @@ from services.worker.ops.paged_attention import PagedQueries
 from services.worker.ops.paged_attention.triton import FixedLaunch, fixed_launches
 
 __all__ = ["DecodeGraphs"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +42,31 @@ class DecodeGraphs:
     """The recorded steps of one engine, by number of requests.
 
     A number that is met for the first time runs as it is, which compiles and loads every kernel; then it is recorded.
-    Recording runs nothing, so no state moves.
+    Recording runs nothing, so no state moves; where it fails, steps run as they are from then on.
     """
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._recorded: dict[int, _Recorded] = {}
+        self._is_given_up = False
         self._pool = torch.cuda.graph_pool_handle()
 
     def step(self, token_ids: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
         """One step of requests' last tokens `[n]`; logits `[n, vocabulary]`, valid until the next step."""
+        if self._is_given_up:
+            return self._context.model.decode(token_ids, batch)
         recorded = self._recorded.get(len(token_ids))
         logits = None if recorded is None else recorded.replay(token_ids, batch)
-        if logits is None:
-            own_ids, own = _own(token_ids, batch)
-            logits = self._context.model.decode(own_ids, own)
+        return self._run_and_record(token_ids, batch) if logits is None else logits
+
+    def _run_and_record(self, token_ids: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+        own_ids, own = _own(token_ids, batch)
+        logits = self._context.model.decode(own_ids, own)
+        try:
             self._recorded[len(token_ids)] = self._record(own_ids, own)
+        except Exception:  # whatever a device refuses to record, the step has its result
+            _log.exception("decode steps could not be recorded; they run as they are from now on")
+            self._is_given_up = True
         return logits
 
     def _record(self, token_ids: torch.Tensor, batch: DecodeBatch) -> _Recorded:

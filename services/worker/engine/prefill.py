@@ -64,10 +64,11 @@ class _Running:
 
 
 class Prefill:
-    """Prompts first: they wait for no sweep of captures. Captures that wait when a sweep of prompts begins fill its room.
+    """Prompts first: they wait for no sweep of captures.
 
-    Rows are joined up to a number that costs a GPU no more than one of them, so that nobody's first token is later for
-    a neighbour's capture.
+    Captures that wait when a sweep of prompts begins fill its room, up to a number of rows that costs a GPU no more than
+    one of them; not where prompts are replayed, which takes half the time of any sweep, so that nobody's first token is
+    later for a neighbour's capture.
     """
 
     def __init__(self, context: EngineContext, combines: CombineQueue, captures: CaptureQueue) -> None:
@@ -125,6 +126,8 @@ class Prefill:
         if not self._combines.is_ready:
             return [_Member(self._captures, self._captures.take())]
         prompts = _Member(self._combines, self._combines.take())
+        if self._graphs is not None:
+            return [prompts]
         return [prompts, _Member(self._captures, self._captures.take_within(self._combines.room))]
 
     def _give_back(self, members: Sequence[_Member], error: Exception) -> None:

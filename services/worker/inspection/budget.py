@@ -1,7 +1,7 @@
 """How the memory of one device is shared: what is fixed first, then pages and states by what a segment takes of each."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.worker.inspection.sizes import Sizes
 from services.worker.mixers.kimi_delta import KimiDeltaShape
@@ -20,28 +20,37 @@ _CHUNK_TOKENS, _CHANNEL_CHUNK_TOKENS = 64, 16
 
 @dataclass(frozen=True, slots=True)
 class PassSizes:
-    """The largest passes: tokens of one capture or combine, and requests that run at once."""
+    """The largest passes: tokens of one capture or combine, and requests that run at once.
+
+    recorded_passes: how many combines are kept recorded, of at most `recorded_tokens`; none on a CPU.
+    """
 
     pass_tokens: int
     capture_tokens: int
     max_running: int
+    recorded_passes: int = 0
+    recorded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """Bytes of a device. carries: what captures on their way hold beside pages; negative pages: nothing is left to share."""
+    """Bytes of a device. carries: what captures on their way hold beside pages; negative pages: nothing is left to share.
+
+    recorded: recorded combines and the work that they share.
+    """
 
     weights: int
     slots: int
     carries: int
     workspace: int
+    recorded: int
     pages: int
     states: int
 
     @property
     def fixed(self) -> int:
         """All but pages and states."""
-        return self.weights + self.slots + self.carries + self.workspace
+        return self.weights + self.slots + self.carries + self.workspace + self.recorded
 
 
 def share_memory(total: int, spec: ModelSpec, sizes: Sizes, itemsize: int, passes: PassSizes) -> MemoryShares:
@@ -54,12 +63,19 @@ def share_memory(total: int, spec: ModelSpec, sizes: Sizes, itemsize: int, passe
         # States and transitions of a pack, once as they are and once as a pass leaves them.
         carries=2 * packed * planes,
         workspace=workspace_bytes(spec, itemsize, passes.pass_tokens),
+        recorded=_recorded_bytes(spec, sizes, itemsize, passes),
         pages=0,
         states=0,
     )
     left = total - fixed.fixed
     states = left * planes // max(1, planes + pages)
-    return MemoryShares(fixed.weights, fixed.slots, fixed.carries, fixed.workspace, left - states, states)
+    return replace(fixed, pages=left - states, states=states)
+
+
+def _recorded_bytes(spec: ModelSpec, sizes: Sizes, itemsize: int, passes: PassSizes) -> int:
+    """Each keeps the hidden states behind it and a snapshot."""
+    each = passes.recorded_tokens * spec.hidden_size * itemsize + sizes.request_state
+    return workspace_bytes(spec, itemsize, passes.recorded_tokens) + passes.recorded_passes * each
 
 
 def workspace_bytes(spec: ModelSpec, itemsize: int, num_tokens: int) -> int:

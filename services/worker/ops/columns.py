@@ -7,17 +7,32 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-__all__ = ["FixedColumns", "send_columns"]
+__all__ = ["FixedColumns", "send_columns", "send_into"]
+
+# Columns begin where 16 bytes do, so that a kernel is compiled for pointers of one alignment only.
+_ALIGNED = 4
+
+
+def _with_gaps(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def send_into(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy from the CPU without waiting for what the device does at the moment; `values` may go at once."""
+    pinned = values.pin_memory() if target.is_cuda else values
+    target.copy_(pinned, non_blocking=True)
 
 
 def send_columns(columns: Sequence[ArrayLike], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Each as int32 on the device, in one transfer that does not wait for what the device does at the moment."""
+    """Each as int32 on the device, in one transfer."""
     arrays = [np.asarray(column, dtype=np.int32) for column in columns]
-    joined = torch.from_numpy(np.concatenate(arrays))
-    if device.type == "cuda":
-        joined = joined.pin_memory()
-    sent = joined.to(device, non_blocking=True)
-    return tuple(torch.split(sent, [len(array) for array in arrays]))
+    sizes = [_with_gaps(len(array)) for array in arrays]
+    joined = np.zeros(sum(sizes), dtype=np.int32)
+    for array, begin in zip(arrays, accumulate(sizes, initial=0), strict=False):
+        joined[begin : begin + len(array)] = array
+    sent = torch.empty(len(joined), dtype=torch.int32, device=device)
+    send_into(sent, torch.from_numpy(joined))
+    return tuple(column[: len(array)] for column, array in zip(sent.split(sizes), arrays, strict=True))
 
 
 class FixedColumns:
@@ -27,10 +42,12 @@ class FixedColumns:
     """
 
     def __init__(self, sizes: Sequence[int], fills: Sequence[int | None], device: torch.device) -> None:
-        self._sizes = tuple(sizes)
+        self._sizes = tuple(_with_gaps(size) for size in sizes)
         self._fills = tuple(fills)
-        self._joined = torch.empty(sum(sizes), dtype=torch.int32, device=device)
-        self.tensors = tuple(torch.split(self._joined, list(sizes)))
+        self._joined = torch.empty(sum(self._sizes), dtype=torch.int32, device=device)
+        self.tensors = tuple(
+            column[:size] for column, size in zip(self._joined.split(list(self._sizes)), sizes, strict=True)
+        )
 
     def refill(self, columns: Sequence[ArrayLike]) -> None:
         """Take over columns, in one transfer.
@@ -40,10 +57,11 @@ class FixedColumns:
         """
         room = np.empty(sum(self._sizes), dtype=np.int32)
         starts = accumulate(self._sizes, initial=0)
-        for column, begin, size, fill in zip(columns, starts, self._sizes, self._fills, strict=False):
+        rooms = zip(columns, self.tensors, starts, self._sizes, self._fills, strict=False)
+        for column, tensor, begin, size, fill in rooms:
             array = np.asarray(column, dtype=np.int32)
-            if len(array) > size:
-                raise ValueError(f"{len(array)} numbers do not fit into a column of {size}")
+            if len(array) > len(tensor):
+                raise ValueError(f"{len(array)} numbers do not fit into a column of {len(tensor)}")
             room[begin : begin + len(array)] = array
             room[begin + len(array) : begin + size] = array[-1] if fill is None else fill
-        self._joined.copy_(torch.from_numpy(room), non_blocking=True)
+        send_into(self._joined, torch.from_numpy(room))

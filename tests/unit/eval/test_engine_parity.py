@@ -14,7 +14,8 @@ from eval.prompts import EvalPrompt, EvidenceTokens
 from eval.rig import PAGE_TOKENS, Rig
 from eval.settings import Mode, Prime, Refresh, Selection, Setting
 from services.worker.engine.capture import CapturePass, capture_prime
-from services.worker.engine.combine import CombinePart, CombinePass, CombinePlan
+from services.worker.engine.combine import CombinePass
+from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import SegmentState

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart, CombinePlan
+from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import (
     CaptureSegment,

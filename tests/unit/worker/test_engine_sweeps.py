@@ -1,5 +1,7 @@
 """Requests that share a sweep over the layers: who is taken, what each hears, and what cancellation and failure leave."""
 
+import gc
+import weakref
 from itertools import accumulate
 
 import pytest
@@ -11,6 +13,7 @@ from services.worker.engine.capture import CapturePass
 from services.worker.engine.combine_queue import count_joined
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import CaptureEvent, CaptureSegment, FailedEvent, PromptPart, SnapshotOrder
+from services.worker.engine.states import SegmentState
 from tests.exactness.rig import draw_ids
 from tests.unit.worker.conftest import EngineFactory
 from tests.unit.worker.engine_rig import EngineRig, Heard, live, segment
@@ -24,6 +27,22 @@ IDS = draw_ids(60, 1)
 def test_a_sweep_takes_from_the_head_what_fits(live_tokens: list[int], limit: int) -> None:
     fitting = [count for count, total in enumerate(accumulate(live_tokens), 1) if total <= limit]
     assert count_joined(live_tokens, limit) == max(fitting, default=1)
+
+
+def test_a_dropped_state_goes_with_the_last_prompt_that_used_it(make_engine: EngineFactory) -> None:
+    """An idle engine holds nothing of a document whose state has been dropped."""
+    rig = make_engine()
+    rig.capture(CaptureSegment(b"one", IDS))
+    state = rig.context.store.get(b"one")
+    assert isinstance(state, SegmentState)
+    planes = [weakref.ref(plane.end_state) for plane in state.planes]
+    del state
+    heard = rig.submit("r", segment(b"one", IDS), live(5, 2))
+    rig.run()
+    assert heard.is_complete
+    assert rig.context.store.drop(b"one")
+    gc.collect()
+    assert not any(plane() is not None for plane in planes)
 
 
 def _prefill_steps(rig: EngineRig, heard: list[Heard]) -> list[int]:

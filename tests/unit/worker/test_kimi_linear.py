@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker.engine.combine import CombinePart
+from services.worker.engine.combine_plan import CombinePart
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.kimi_delta import KimiDeltaShape

@@ -22,7 +22,7 @@ from services.worker.settings import WorkerSettings
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 DEMO = Path(__file__).parents[3] / "models" / "demo"
-PASSES = PassSizes(pass_tokens=65536, capture_tokens=4096, max_running=16)
+PASSES = PassSizes(65536, 4096, max_running=16, recorded_passes=24, recorded_tokens=4096)
 
 
 def _read(name: str) -> tuple[ModelSpec, Sizes]:
@@ -60,7 +60,7 @@ def test_more_work_leaves_less(total: int, pass_tokens: int, capture_tokens: int
     spec, sizes = _read("Ring-mini-linear-2.0")
     passes = PassSizes(pass_tokens, capture_tokens, max_running)
     left = _left(total, spec, sizes, passes)
-    for field in ("pass_tokens", "capture_tokens", "max_running"):
+    for field in ("pass_tokens", "capture_tokens", "max_running", "recorded_tokens"):
         assert _left(total, spec, sizes, replace(passes, **{field: 2 * getattr(passes, field) + 4096})) < left
 
 

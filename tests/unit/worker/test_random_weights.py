@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.engine.combine import CombinePart
+from services.worker.engine.combine_plan import CombinePart
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.gated_delta import GatedDelta

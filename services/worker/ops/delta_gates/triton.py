@@ -48,8 +48,12 @@ def _open_kernel(
         p_g = o_t.to(tl.int64)[:, None] * H + o_h[None, :]
         b_x = tl.load(step + o_t.to(tl.int64)[:, None] * step_stride + o_h[None, :], mask=m_g, other=0.0)
         b_x = b_x.to(tl.float32) + tl.load(bias + o_h, mask=o_h < H, other=0.0)[None, :]
-        # log(1 + e^x), without an overflow.
-        b_x = tl.maximum(b_x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(b_x)))
+        # log(1 + e^x) without an overflow; log(u) e / (u - 1) with u = 1 + e keeps the small steps of slow gates.
+        b_e = tl.exp(-tl.abs(b_x))
+        b_u = 1.0 + b_e
+        b_d = b_u - 1.0
+        b_l = tl.where(b_d == 0.0, b_e, tl.log(b_u) * b_e / tl.where(b_d == 0.0, 1.0, b_d))
+        b_x = tl.maximum(b_x, 0.0) + b_l
         tl.store(log_decay + p_g, -b_x * tl.load(rate + o_h, mask=o_h < H, other=0.0)[None, :], mask=m_g)
         b_b = tl.load(beta + o_t.to(tl.int64)[:, None] * beta_stride + o_h[None, :], mask=m_g, other=0.0)
         tl.store(opened + p_g, tl.sigmoid(b_b.to(tl.float32)), mask=m_g)

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from services.worker.ops.columns import send_into
 from services.worker.ops.paged_attention.turns import Turns
 from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries
 from services.worker.ops.paged_attention.work import BLOCK_FIELDS, Tiles, Work, block, room_for
@@ -303,7 +304,7 @@ class FixedLaunch:
         return True
 
     def _send(self, work: Work) -> None:
-        self._joined.copy_(work.joined(self._sizes), non_blocking=True)
+        send_into(self._joined, work.joined(self._sizes))
 
 
 def fixed_launches(asked: PagedQueries) -> dict[str, FixedLaunch]:

@@ -117,6 +117,8 @@ def walk(
     kept_parts, stored = sorted(keep_after), [body is not None for body in bodies]
     key = _walk_key(inputs.log_decay.ndim == 3, stored, kept_parts)
     if key not in parts.prepared:
+        if addresses is not None and not bodies:
+            raise ValueError(f"nothing is prepared for this recorded walk: {key}")
         cut = Cut.of(parts.cu_runs, chunk_tokens(inputs))
         parts.prepared[key] = Course.of(cut, _walk_stops(parts, stored, kept_parts), states.device)
     course: Course = parts.prepared[key]
@@ -143,7 +145,7 @@ def _walk_stops(parts: PartWalk, stored: Sequence[bool], kept_parts: Sequence[in
 class FixedWalk:
     """The walks of layers with decays of one kind in passes that are recorded once and replayed.
 
-    `prepare` enters the course into the recorded walk, which names neither bodies nor runs and keeps `num_kept` states.
+    `prepare` enters the course into the recorded walk, which names neither bodies nor runs and keeps as many states as its room.
     """
 
     def __init__(self, of_channels: bool, room: WalkRoom, device: torch.device) -> None:

@@ -439,7 +439,7 @@ def prepare(inputs: RecurrenceInputs, tiling: Tiling) -> Chunks:
     chunks = Chunks(
         tiling=tiling,
         decays=gated.decays,
-        transitions=fp32(tiling.num_chunks, heads, key_dim, key_dim) if erases else None,
+        transitions=fp32(max(1, tiling.num_chunks), heads, key_dim, key_dim) if erases else None,
         end_states=fp32(max(1, tiling.num_chunks), heads, key_dim, value_dim),
         queries=gated.queries if own_queries or not erases else fp32(tokens, heads, key_dim),
         outputs=fp32(tokens, heads, value_dim),
@@ -460,7 +460,7 @@ def _gate(inputs: RecurrenceInputs, tiling: Tiling) -> _Gated:
     gated = _Gated(
         scores=scores,
         erasures=scores if inputs.beta is None else torch.empty_like(scores),
-        decays=torch.empty(tiling.num_chunks, *inputs.log_decay.shape[1:], device=device),
+        decays=torch.empty(max(1, tiling.num_chunks), *inputs.log_decay.shape[1:], device=device),
         enters=gates[0],
         rests=gates[1],
         queries=inputs.q if scaled is None else scaled[0],

@@ -172,6 +172,8 @@ def walk(
     kept, stored = sorted(keep_after), [tail is not None for tail in body_tails]
     key = _key(history, stored, kept)
     if key not in parts.prepared:
+        if addresses is not None and not body_tails:
+            raise ValueError(f"nothing is prepared for this recorded walk: {key}")
         parts.prepared[key] = _Rows(*send_columns(_columns(parts, history, stored, kept, tokens), inputs.device))
     rows: _Rows = parts.prepared[key]
     places = _locate(body_tails, inputs.device) if addresses is None else addresses.table[2]
