@@ -21,6 +21,7 @@ from services.worker.ops.device import has_kernels
 from services.worker.ops.layout import PartWalk, PassAddresses, WalkRoom
 from services.worker.ops.paged_attention import PagedQueries
 from services.worker.ops.paged_attention.dispatch import takes_kernel
+from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
 
 __all__ = ["RECORDED_PASSES", "RECORDED_TOKENS", "CombineGraphs", "choose_combine_graphs", "room_of"]
 
@@ -146,8 +147,6 @@ class CombineGraphs:
     """
 
     def __init__(self, context: EngineContext) -> None:
-        from services.worker.ops.recurrence.triton_chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
-
         self._context = context
         self._recorded: OrderedDict[WalkRoom, _Recorded | None] = OrderedDict()
         self._is_given_up = False

@@ -8,14 +8,13 @@ from services.worker.mixers.kimi_delta import KimiDeltaShape
 from services.worker.mixers.shapes import MixerShape, StateShape, TransitionKind
 from services.worker.models.experts import ExpertsShape
 from services.worker.models.spec import DenseShape, FeedForwardShape, ModelSpec
+from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
 
 __all__ = ["MemoryShares", "PassSizes", "share_memory", "workspace_bytes"]
 
 _FP32 = 4
 # Segments of so many tokens fill pages and states alike.
 _SEGMENT_TOKENS = 2048
-# Tokens of a chunk of the recurrence, the latter where every key channel decays on its own.
-_CHUNK_TOKENS, _CHANNEL_CHUNK_TOKENS = 64, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def _recurrence_bytes(mixer: MixerShape, itemsize: int) -> int:
         return 0
     heads, keys, values = state.num_heads, state.key_dim, state.value_dim
     is_dense = state.transition is TransitionKind.DENSE
-    chunk = _CHANNEL_CHUNK_TOKENS if isinstance(mixer, KimiDeltaShape) else _CHUNK_TOKENS
+    chunk = CHANNEL_CHUNK_TOKENS if isinstance(mixer, KimiDeltaShape) else CHUNK_TOKENS
     of_chunk = heads * keys * (2 * values + (keys if is_dense else 0)) // chunk
     of_token = heads * (keys + values + 2 * chunk)
     rows = 3 * (state.conv_channels or 3 * heads * keys) + heads * values

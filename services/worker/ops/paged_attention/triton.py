@@ -16,8 +16,9 @@ import triton.language as tl
 from services.worker.ops.columns import send_into
 from services.worker.ops.paged_attention.turns import Turns
 from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries
-from services.worker.ops.paged_attention.work import BLOCK_FIELDS, Tiles, Work, block, room_for
+from services.worker.ops.paged_attention.work import BLOCK_FIELDS, Tiles, Work, room_for
 from services.worker.ops.rotary import Rotary
+from services.worker.ops.tiles import block
 
 __all__ = ["FixedLaunch", "attend", "fixed_launches", "partners"]
 

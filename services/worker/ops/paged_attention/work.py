@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from services.worker.ops.paged_attention.types import PagedQueries, PageRow, PageTable
+from services.worker.ops.tiles import block
 
-__all__ = ["BLOCK_FIELDS", "Tiles", "Work", "block", "room_for"]
+__all__ = ["BLOCK_FIELDS", "Tiles", "Work", "room_for"]
 
 # Programs of one launch: four rounds over the 132 multiprocessors of an H100 or H200.
 PROGRAMS = 528
@@ -31,11 +32,6 @@ _ALIGNED = 4
 _GROUP_STRIDE = 1 << 32
 
 _Integers = NDArray[np.int64]
-
-
-def block(channels: int) -> int:
-    """The smallest tile that a matrix product takes."""
-    return max(16, 1 << (channels - 1).bit_length())
 
 
 def room_for(count: int) -> int:

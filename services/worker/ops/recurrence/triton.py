@@ -12,9 +12,11 @@ import triton.language as tl
 
 from services.worker.ops.columns import FixedColumns
 from services.worker.ops.layout import Body, BodyAddresses, PartWalk, WalkRoom
+from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
 from services.worker.ops.recurrence.triton_carry import NONE, Course, Stop, carry, course_columns, locate
-from services.worker.ops.recurrence.triton_chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS, Cut, block, chunk_tokens
+from services.worker.ops.recurrence.triton_chunks import Cut, chunk_tokens
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
+from services.worker.ops.tiles import block
 
 __all__ = ["FixedWalk", "capture", "scan", "step", "walk"]
 

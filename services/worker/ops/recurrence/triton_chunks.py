@@ -18,23 +18,20 @@ import torch
 import triton
 import triton.language as tl
 
+from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
 from services.worker.ops.recurrence.types import RecurrenceInputs
+from services.worker.ops.tiles import block
 
 __all__ = [
-    "CHANNEL_CHUNK_TOKENS",
-    "CHUNK_TOKENS",
     "TILE",
     "Chunks",
     "Cut",
     "Tiling",
-    "block",
     "chunk_tokens",
     "dot_precision",
     "prepare",
 ]
 
-CHUNK_TOKENS = 64
-CHANNEL_CHUNK_TOKENS = 16
 # Rows of a state, or columns of what is folded, that one tile of registers holds.
 TILE = 64
 
@@ -396,11 +393,6 @@ class Chunks:
     queries: torch.Tensor
     outputs: torch.Tensor
     enters: torch.Tensor | None
-
-
-def block(channels: int) -> int:
-    """The smallest tile that holds all channels."""
-    return max(16, triton.next_power_of_2(channels))
 
 
 def chunk_tokens(inputs: RecurrenceInputs) -> int:
