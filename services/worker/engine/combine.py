@@ -149,6 +149,21 @@ class CombineRows:
         return sum(one.plan.num_live for one in self._passes)
 
     @property
+    def run_lengths(self) -> list[int]:
+        """Tokens of every live run, in order; some may have none."""
+        return [len(run.token_ids) for one in self._passes for run in one.layout.runs]
+
+    @property
+    def num_requests(self) -> int:
+        """B."""
+        return len(self._passes)
+
+    @property
+    def num_kept(self) -> int:
+        """Runs behind which a snapshot is wanted."""
+        return sum(one.plan.parts[run.part].keep for one in self._passes for run in one.layout.runs)
+
+    @property
     def token_ids(self) -> list[int]:
         """Of all live tokens `[N]`."""
         return [token for one in self._passes for run in one.layout.runs for token in run.token_ids]

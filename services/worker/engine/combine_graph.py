@@ -34,18 +34,15 @@ _LAYERS = 5
 RECORDED_PASSES = 24
 
 
-def room_of(batch: CombineBatch, chunk_tokens: int) -> WalkRoom:
+def room_of(rows: CombineRows, chunk_tokens: int) -> WalkRoom:
     """What a pass is recorded with room for: few different rooms serve prompts of all sizes."""
-    walk = batch.walk
-    runs = [walk.cu_runs[part + 1] - walk.cu_runs[part] for part in range(walk.num_parts)]
-    chunks = sum(-(-run // chunk_tokens) for run in runs)
-    step = 64 if walk.num_tokens <= 1024 else 256
+    runs, tokens = rows.run_lengths, rows.num_tokens
     return WalkRoom(
-        tokens=_up(walk.num_tokens, step),
-        parts=_up(walk.num_parts, 16),
-        chunks=_up(chunks, 16),
-        requests=walk.num_requests,
-        kept=len(batch.keep_after),
+        tokens=_up(tokens, 64 if tokens <= 1024 else 256),
+        parts=_up(len(runs), 16),
+        chunks=_up(sum(-(-run // chunk_tokens) for run in runs), 16),
+        requests=rows.num_requests,
+        kept=rows.num_kept,
     )
 
 
@@ -156,22 +153,27 @@ class CombineGraphs:
 
     def run(self, rows: CombineRows) -> Generator[None, None, None]:
         """As `Sweep.run` of these rows alone; what is too large, lies as no wide load wants it, or is new, is a sweep."""
-        if rows.num_tokens > RECORDED_TOKENS or self._is_given_up:
+        room = room_of(rows, self._chunk_tokens)
+        if room.tokens > RECORDED_TOKENS or self._is_given_up or not self._has_met(room):
             yield from Sweep(self._context, [rows]).run()
             return
         rows.prepare()
-        room, addresses = room_of(rows.batch, self._chunk_tokens), rows.batch.addresses
-        is_known = room in self._recorded
-        recorded = self._recorded.setdefault(room, None)
-        self._recorded.move_to_end(room)
-        if len(self._recorded) > RECORDED_PASSES:
-            self._recorded.popitem(last=False)
-        if not is_known or addresses is None or not addresses.is_aligned:
+        addresses, recorded = rows.batch.addresses, self._recorded[room]
+        if addresses is None or not addresses.is_aligned:
             yield from Sweep(self._context, [rows]).run()
         elif recorded is not None and recorded.refill(rows):
             yield from self._replay(recorded, rows)
         else:
             yield from self._run_and_record(room, rows)
+
+    def _has_met(self, room: WalkRoom) -> bool:
+        """Whether a room came before; from now on it has."""
+        is_known = room in self._recorded
+        self._recorded.setdefault(room, None)
+        self._recorded.move_to_end(room)
+        if len(self._recorded) > RECORDED_PASSES:
+            self._recorded.popitem(last=False)
+        return is_known
 
     def _replay(self, recorded: _Recorded, rows: CombineRows) -> Generator[None, None, None]:
         num_layers = len(self._context.model.layers)

@@ -380,10 +380,9 @@ class Tiling:
 class Chunks:
     """What every chunk does, fp32.
 
-    enters `[N, H]`: what queries are still to be scaled by, None where `Q` is complete: `[N, Hk, K]` as they came in.
-
     decays `[M, H]` or `[M, H, K]`; transitions `W` `[M, H, K, K]`, None where nothing is erased and the decays are all of it;
-    end_states `U` `[M, H, K, V]`; queries `Q` `[N, H, K]`; outputs `O` `[N, H, V]`.
+    end_states `U` `[M, H, K, V]`; queries `Q` `[N, H, K]`; outputs `O` `[N, H, V]`; enters `[N, H]`: what queries, which then
+    are as they came in, `[N, Hk, K]`, are still to be scaled by, else None.
     """
 
     tiling: Tiling
