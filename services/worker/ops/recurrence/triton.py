@@ -1,4 +1,6 @@
-"""The recurrence on a GPU, fp32: chunks are prepared (`triton_chunks`), then states carried over them (`triton_carry`).
+"""The recurrence on a GPU, states in fp32.
+
+Chunks are multiplied (`triton_products`) and folded (`triton_chunks`), then states carried over them (`triton_carry`).
 
 A decode step is one launch of its own, which moves states in their slots.
 """
@@ -13,8 +15,8 @@ import triton.language as tl
 from services.worker.ops.columns import FixedColumns
 from services.worker.ops.layout import Body, BodyAddresses, PartWalk, WalkRoom
 from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
+from services.worker.ops.recurrence.cuts import Cut, chunk_tokens
 from services.worker.ops.recurrence.triton_carry import NONE, Course, Stop, carry, course_columns, locate
-from services.worker.ops.recurrence.triton_chunks import Cut, chunk_tokens
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
 from services.worker.ops.tiles import block
 

@@ -14,7 +14,8 @@ import triton.language as tl
 
 from services.worker.ops.columns import send_columns
 from services.worker.ops.layout import BODY_ALIGNMENT, Body, BodyAddresses
-from services.worker.ops.recurrence.triton_chunks import TILE, Chunks, Cut, Tiling, dot_precision, prepare
+from services.worker.ops.recurrence.cuts import TILE, Cut, Tiling, dot_precision
+from services.worker.ops.recurrence.triton_chunks import Chunks, prepare
 from services.worker.ops.recurrence.types import RecurrenceInputs, WalkResult
 from services.worker.ops.tiles import block
 

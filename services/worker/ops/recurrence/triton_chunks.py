@@ -2,214 +2,21 @@
 
 A chunk maps the state before it to `W · state + U`, and its outputs are `Q · state + O` (`chunks.py` has the algebra: with its
 names `W = decay − writers · readers`, `U = writers · values`, `Q = queries − scores · readers`, `O = scores · values`). Where
-nothing is erased `W` is the decay alone, and `Q` the queries.
-
-Each kernel keeps little enough in registers that nothing spills: products go over slices of the key channels, the unit lower
-triangular inverse over blocks of 16 rows, folds over slices of columns. Dots of fp32 operands take three passes: of tf32, with
-an error of 1e-6, or of bf16, with one of 1e-5, where inputs of a half dtype have rounded at 4e-3 before. One pass of tf32 would
-be off by 3e-4 in a transition.
+nothing is erased `W` is the decay alone, and `Q` the queries. A fold goes over slices of columns of all four.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import triton
 import triton.language as tl
 
-from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
+from services.worker.ops.recurrence.cuts import TILE, Tiling, dot_precision
+from services.worker.ops.recurrence.triton_products import Gated, multiply
 from services.worker.ops.recurrence.types import RecurrenceInputs
 from services.worker.ops.tiles import block
 
-__all__ = [
-    "TILE",
-    "Chunks",
-    "Cut",
-    "Tiling",
-    "chunk_tokens",
-    "dot_precision",
-    "prepare",
-]
-
-# Rows of a state, or columns of what is folded, that one tile of registers holds.
-TILE = 64
-
-
-@triton.jit
-def _products_kernel(
-    q, k, log_decay, beta, starts, ends,
-    scores, erasures, enters, rests, decays,
-    H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, REPEATS: tl.constexpr, ERASES: tl.constexpr,
-):  # fmt: skip
-    """One chunk of one head with one decay a token; chunk rows behind the run's end count as tokens that do nothing.
-
-    Log decays between two tokens are summed, not subtracted: the difference of two long sums loses a slow gate beside one
-    that forgets at once.
-    """
-    i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
-    if start >= end:
-        return
-    o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
-    row = start * H + i_h
-    m_t = start + o_l < end
-    p_t = row + o_l * H
-    Hk: tl.constexpr = H // REPEATS
-    p_k = (start * Hk + i_h // REPEATS) * K + o_l[:, None] * (Hk * K) + o_k[None, :]
-    b_s = tl.zeros([L, L], dtype=tl.float32)
-    b_a = tl.zeros([L, L], dtype=tl.float32)
-    for i_k in range(0, K, BK):
-        m_k = m_t[:, None] & (i_k + o_k < K)[None, :]
-        b_k = tl.load(k + p_k + i_k, mask=m_k, other=0.0)
-        b_s += tl.dot(tl.load(q + p_k + i_k, mask=m_k, other=0.0), tl.trans(b_k), input_precision="tf32x3")
-        if ERASES:
-            b_a += tl.dot(b_k, tl.trans(b_k), input_precision="tf32x3")
-    b_x = tl.load(log_decay + p_t, mask=m_t, other=0.0)
-    later = tl.load(log_decay + p_t + H, mask=(start + o_l + 1 < end) & (o_l + 1 < L), other=0.0)
-    tl.store(enters + p_t, tl.exp(tl.cumsum(b_x, axis=0)), mask=m_t)
-    tl.store(rests + p_t, tl.exp(tl.cumsum(later, axis=0, reverse=True)), mask=m_t)
-    tl.store(decays + i_m * H + i_h, tl.exp(tl.sum(b_x, axis=0)))
-    b_p = tl.cumsum(tl.where(o_l[:, None] > o_l[None, :], b_x[:, None], 0.0), axis=0)
-    near = tl.where(o_l[:, None] >= o_l[None, :], tl.exp(b_p), 0.0)
-    p_s = row * L + o_l[:, None] * (H * L) + o_l[None, :]
-    tl.store(scores + p_s, b_s * near, mask=m_t[:, None])
-    if ERASES:
-        b_b = tl.load(beta + p_t, mask=m_t, other=0.0)[:, None]
-        below = o_l[:, None] > o_l[None, :]
-        tl.store(erasures + p_s, tl.where(below, b_a * near * b_b, 0.0), mask=m_t[:, None])
-
-
-@triton.jit
-def _channel_products_kernel(
-    q, k, log_decay, beta, starts, ends,
-    queries, entering, writers, scores, erasures, decays,
-    H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, ERASES: tl.constexpr,
-):  # fmt: skip
-    """As `_products_kernel`, with a decay of every key channel, which stands in queries, entering keys and writers."""
-    i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
-    if start >= end:
-        return
-    o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
-    row = start * H + i_h
-    m_t = start + o_l < end
-    last = tl.minimum(end - start, L) - 1
-    m_k = m_t[:, None] & (o_k < K)[None, :]
-    p_k = row * K + o_l[:, None] * (H * K) + o_k[None, :]
-    b_q = tl.load(q + p_k, mask=m_k, other=0.0)
-    b_k = tl.load(k + p_k, mask=m_k, other=0.0)
-    b_x = tl.load(log_decay + p_k, mask=m_k, other=0.0)
-    b_s = tl.zeros([L, L], dtype=tl.float32)
-    b_a = tl.zeros([L, L], dtype=tl.float32)
-    b_r = tl.zeros([L, BK], dtype=tl.float32)
-    for j in range(L):
-        b_p = tl.cumsum(tl.where((o_l > j)[:, None], b_x, 0.0), axis=0)
-        b_kj = tl.sum(tl.where((o_l == j)[:, None], b_k, 0.0), axis=0)
-        reach = tl.where((o_l >= j)[:, None], tl.exp(b_p) * b_kj[None, :], 0.0)
-        column = (o_l == j)[None, :]
-        b_s = tl.where(column, tl.sum(b_q * reach, axis=1)[:, None], b_s)
-        b_a = tl.where(column, tl.sum(b_k * reach, axis=1)[:, None], b_a)
-        rest = tl.sum(tl.where((o_l == last)[:, None], b_p, 0.0), axis=0)
-        b_r = tl.where((o_l == j)[:, None], rest[None, :], b_r)
-    tl.store(decays + (i_m * H + i_h) * K + o_k, tl.exp(tl.sum(b_x, axis=0)), mask=o_k < K)
-    b_e = tl.exp(tl.cumsum(b_x, axis=0))
-    tl.store(queries + p_k, b_q * b_e, mask=m_k)
-    tl.store(entering + p_k, b_k * b_e, mask=m_k)
-    tl.store(writers + p_k, b_k * tl.exp(b_r), mask=m_k)
-    p_s = row * L + o_l[:, None] * (H * L) + o_l[None, :]
-    tl.store(scores + p_s, b_s, mask=m_t[:, None])
-    if ERASES:
-        b_b = tl.load(beta + row + o_l * H, mask=m_t, other=0.0)[:, None]
-        tl.store(erasures + p_s, tl.where(o_l[:, None] > o_l[None, :], b_a * b_b, 0.0), mask=m_t[:, None])
-
-
-@triton.jit
-def _tile(base, first_row, first_column, rows, stride):
-    """A 16 x 16 tile of a matrix in memory; rows from `rows` on are zero."""
-    o_b = tl.arange(0, 16)
-    m_b = (first_row + o_b < rows)[:, None]
-    return tl.load(base + (first_row + o_b)[:, None] * stride + first_column + o_b[None, :], mask=m_b, other=0.0)
-
-
-@triton.jit
-def _put_tile(base, first_row, first_column, rows, stride, b_x):
-    o_b = tl.arange(0, 16)
-    m_b = (first_row + o_b < rows)[:, None]
-    tl.store(base + (first_row + o_b)[:, None] * stride + first_column + o_b[None, :], b_x, mask=m_b)
-
-
-@triton.jit
-def _eliminate(b_i, base, first, i, rows, stride):
-    """Row `i` of `(I + A)⁻¹ − I` of the diagonal tile at `first`, from the rows above it."""
-    o_b = tl.arange(0, 16)
-    b_r = -tl.load(base + (first + i) * stride + first + o_b, mask=(o_b < i) & (first + i < rows), other=0.0)
-    b_r += tl.sum(b_r[:, None] * b_i, axis=0)
-    return tl.where((o_b == i)[:, None], b_r[None, :], b_i)
-
-
-@triton.jit
-def _times(b_x, b_y):
-    return tl.dot(b_x, b_y, input_precision="tf32x3")
-
-
-@triton.jit
-def _invert_kernel(
-    erasures, starts, ends,
-    H: tl.constexpr, L: tl.constexpr,
-):  # fmt: skip
-    """`(I + A)⁻¹` in the place of a strictly lower triangular `A` `[L, L]`, L 16 or 64.
-
-    Diagonal tiles row by row, the others by forward substitution over tiles; a series of powers of `A` would cancel.
-    """
-    i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
-    if start >= end:
-        return
-    rows = tl.minimum(end - start, L)
-    base = erasures + (start * H + i_h) * L
-    stride = H * L
-    o_b = tl.arange(0, 16)
-    unit = (o_b[:, None] == o_b[None, :]).to(tl.float32)
-    b_00 = tl.zeros([16, 16], dtype=tl.float32)
-    b_11 = tl.zeros([16, 16], dtype=tl.float32)
-    b_22 = tl.zeros([16, 16], dtype=tl.float32)
-    b_33 = tl.zeros([16, 16], dtype=tl.float32)
-    for i in range(1, 16):
-        b_00 = _eliminate(b_00, base, 0, i, rows, stride)
-        if L == 64:
-            b_11 = _eliminate(b_11, base, 16, i, rows, stride)
-            b_22 = _eliminate(b_22, base, 32, i, rows, stride)
-            b_33 = _eliminate(b_33, base, 48, i, rows, stride)
-    b_00 += unit
-    if L == 64:
-        b_11 += unit
-        b_22 += unit
-        b_33 += unit
-        a_10 = _tile(base, 16, 0, rows, stride)
-        a_20, a_21 = _tile(base, 32, 0, rows, stride), _tile(base, 32, 16, rows, stride)
-        a_30, a_31 = _tile(base, 48, 0, rows, stride), _tile(base, 48, 16, rows, stride)
-        a_32 = _tile(base, 48, 32, rows, stride)
-        b_10 = -_times(b_11, _times(a_10, b_00))
-        b_20 = -_times(b_22, _times(a_20, b_00) + _times(a_21, b_10))
-        b_30 = -_times(b_33, _times(a_30, b_00) + _times(a_31, b_10) + _times(a_32, b_20))
-        b_21 = -_times(b_22, _times(a_21, b_11))
-        b_31 = -_times(b_33, _times(a_31, b_11) + _times(a_32, b_21))
-        b_32 = -_times(b_33, _times(a_32, b_22))
-        # All tiles are read before the first is written over.
-        tl.debug_barrier()
-        _put_tile(base, 16, 0, rows, stride, b_10)
-        _put_tile(base, 16, 16, rows, stride, b_11)
-        _put_tile(base, 32, 0, rows, stride, b_20)
-        _put_tile(base, 32, 16, rows, stride, b_21)
-        _put_tile(base, 32, 32, rows, stride, b_22)
-        _put_tile(base, 48, 0, rows, stride, b_30)
-        _put_tile(base, 48, 16, rows, stride, b_31)
-        _put_tile(base, 48, 32, rows, stride, b_32)
-        _put_tile(base, 48, 48, rows, stride, b_33)
-    else:
-        tl.debug_barrier()
-    _put_tile(base, 0, 0, rows, stride, b_00)
+__all__ = ["Chunks", "prepare"]
 
 
 @triton.jit
@@ -333,50 +140,6 @@ def _fold_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Runs cut into chunks from their first token on, on the host.
-
-    starts, ends `[M]`: the first token of every chunk and the end of its run; first `[R + 1]`: index of every run's first chunk;
-    length: tokens of a full chunk.
-    """
-
-    starts: Sequence[int]
-    ends: Sequence[int]
-    first: Sequence[int]
-    length: int
-
-    @classmethod
-    def of(cls, cu_runs: Sequence[int], length: int) -> "Cut":
-        """Runs between offsets `[R + 1]`."""
-        starts: list[int] = []
-        ends: list[int] = []
-        first = [0]
-        for begin, end in pairwise(cu_runs):
-            starts += range(begin, end, length)
-            ends += [end] * (len(starts) - first[-1])
-            first.append(len(starts))
-        return cls(starts, ends, first, length)
-
-    def chunks_of(self, run: int) -> range:
-        """The indices of a run's chunks."""
-        return range(self.first[run], self.first[run + 1])
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """A `Cut` on the device: starts, ends int32 `[M]`. A chunk that ends where it starts is room that nothing is in."""
-
-    starts: torch.Tensor
-    ends: torch.Tensor
-    length: int
-
-    @property
-    def num_chunks(self) -> int:
-        """M."""
-        return len(self.starts)
-
-
-@dataclass(frozen=True, slots=True)
 class Chunks:
     """What every chunk does, fp32.
 
@@ -394,34 +157,11 @@ class Chunks:
     enters: torch.Tensor | None
 
 
-def chunk_tokens(inputs: RecurrenceInputs) -> int:
-    """Tokens of a full chunk."""
-    return CHUNK_TOKENS if inputs.log_decay.ndim == 2 else CHANNEL_CHUNK_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class _Gated:
-    """What products leave for the fold, fp32: scores and erasures `[N, H, L]`; decays as `Chunks` has them.
-
-    enters, rests `[N, H]`: `e^G` and `e^(G_L − G)`. Of a decay of every channel they stand in queries, keys that enter, and
-    writers, `[N, H, K]`; else these are what came in.
-    """
-
-    scores: torch.Tensor
-    erasures: torch.Tensor
-    decays: torch.Tensor
-    enters: torch.Tensor
-    rests: torch.Tensor
-    queries: torch.Tensor
-    entering: torch.Tensor
-    writers: torch.Tensor
-
-
 def prepare(inputs: RecurrenceInputs, tiling: Tiling) -> Chunks:
     """Chunks of contiguous inputs."""
     tokens, heads, value_dim = inputs.v.shape
     key_dim, erases = inputs.k.shape[-1], inputs.beta is not None
-    gated = _gate(inputs, tiling)
+    gated = multiply(inputs, tiling)
 
     def fp32(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32, device=inputs.v.device)
@@ -441,51 +181,7 @@ def prepare(inputs: RecurrenceInputs, tiling: Tiling) -> Chunks:
     return chunks
 
 
-def _gate(inputs: RecurrenceInputs, tiling: Tiling) -> _Gated:
-    """Products of queries and keys, and inverses where there are erasures."""
-    (tokens, heads, _), key_dim = inputs.v.shape, inputs.k.shape[-1]
-    device, every_channel = inputs.v.device, inputs.log_decay.ndim == 3
-    scores = torch.empty(tokens, heads, tiling.length, device=device)
-    gates = torch.empty(2, tokens, heads, device=device)
-    scaled = [torch.empty(tokens, heads, key_dim, device=device) for _ in range(3)] if every_channel else None
-    gated = _Gated(
-        scores=scores,
-        erasures=scores if inputs.beta is None else torch.empty_like(scores),
-        decays=torch.empty(max(1, tiling.num_chunks), *inputs.log_decay.shape[1:], device=device),
-        enters=gates[0],
-        rests=gates[1],
-        queries=inputs.q if scaled is None else scaled[0],
-        entering=inputs.k if scaled is None else scaled[1],
-        writers=inputs.k if scaled is None else scaled[2],
-    )
-    if tiling.num_chunks:
-        _multiply(inputs, tiling, gated)
-    return gated
-
-
-def _multiply(inputs: RecurrenceInputs, tiling: Tiling, gated: _Gated) -> None:
-    heads, key_dim, erases = inputs.v.shape[1], inputs.k.shape[-1], inputs.beta is not None
-    beta = inputs.log_decay if inputs.beta is None else inputs.beta
-    grid = (tiling.num_chunks, heads)
-    if inputs.log_decay.ndim == 3:
-        _channel_products_kernel[grid](
-            inputs.q, inputs.k, inputs.log_decay, beta, tiling.starts, tiling.ends,
-            gated.queries, gated.entering, gated.writers, gated.scores, gated.erasures, gated.decays,
-            H=heads, K=key_dim, L=tiling.length, BK=block(key_dim), ERASES=erases,
-            num_warps=4, num_stages=1,
-        )  # fmt: skip
-    else:
-        _products_kernel[grid](
-            inputs.q, inputs.k, inputs.log_decay, beta, tiling.starts, tiling.ends,
-            gated.scores, gated.erasures, gated.enters, gated.rests, gated.decays,
-            H=heads, K=key_dim, L=tiling.length, BK=min(32, block(key_dim)), REPEATS=inputs.repeats, ERASES=erases,
-            num_warps=4, num_stages=2,
-        )  # fmt: skip
-    if erases:
-        _invert_kernel[grid](gated.erasures, tiling.starts, tiling.ends, H=heads, L=tiling.length, num_warps=1)
-
-
-def _fold(inputs: RecurrenceInputs, gated: _Gated, chunks: Chunks) -> None:
+def _fold(inputs: RecurrenceInputs, gated: Gated, chunks: Chunks) -> None:
     tiling, (heads, value_dim), key_dim = chunks.tiling, inputs.v.shape[1:], inputs.k.shape[-1]
     beta = gated.rests if inputs.beta is None else inputs.beta
     columns = min(TILE, block(max(key_dim, value_dim)))
@@ -499,8 +195,3 @@ def _fold(inputs: RecurrenceInputs, gated: _Gated, chunks: Chunks) -> None:
         REPEATS=inputs.repeats, ERASES=inputs.beta is not None, CHANNELS=inputs.log_decay.ndim == 3,
         PRECISION=dot_precision(inputs), num_warps=4, num_stages=1,
     )  # fmt: skip
-
-
-def dot_precision(inputs: RecurrenceInputs) -> str:
-    """How dots of two fp32 operands are taken: see the module."""
-    return "tf32x3" if inputs.v.dtype == torch.float32 else "bf16x3"
