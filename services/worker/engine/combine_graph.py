@@ -9,11 +9,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from services.worker.engine.combine import CombineRows
 from services.worker.engine.context import EngineContext
+from services.worker.engine.recorder import CudaRecorder, Recorder, Recording
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot
 from services.worker.ops.columns import send_into
@@ -60,7 +62,7 @@ def choose_combine_graphs(context: EngineContext) -> "CombineGraphs | None":
     takes_bodies = all(mixer.rotary is None and mixer.projection.conv is not None for mixer in mixers)
     if not (has_kernels(context.device) and len(kinds) == 1 and takes_attention and takes_bodies):
         return None
-    return CombineGraphs(context)
+    return CombineGraphs(context, CudaRecorder())
 
 
 class _Fixed:
@@ -117,13 +119,22 @@ class _Fixed:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """pieces: graphs of `_LAYERS` layers each; hidden `[tokens, hidden]` behind the last; kept: snapshots by kept part."""
+    """pieces: of `_LAYERS` layers each, with the hidden states `[tokens, hidden]` behind them and what they keep."""
 
     fixed: _Fixed
     queries: PagedQueries
-    pieces: Sequence[torch.cuda.CUDAGraph]
-    hidden: torch.Tensor
-    kept: dict[int, list[LinearSnapshot]]
+    pieces: Sequence[Recording]
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """Behind the last layer."""
+        return self.pieces[-1].outputs[0]
+
+    def kept(self, count: int) -> dict[int, list[LinearSnapshot]]:
+        """The snapshots of every linear layer behind `count` kept parts."""
+        flat = [tensor for piece in self.pieces for tensor in piece.outputs[1:]]
+        snapshots = [LinearSnapshot(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+        return {part: snapshots[part::count] for part in range(count)}
 
     def refill(self, rows: CombineRows) -> bool:
         """Whether other prompts' page tables have room too."""
@@ -143,11 +154,11 @@ class CombineGraphs:
     rooms are sweeps from then on.
     """
 
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, recorder: Recorder) -> None:
         self._context = context
+        self._recorder = recorder
         self._recorded: OrderedDict[WalkRoom, _Recorded | None] = OrderedDict()
         self._is_given_up = False
-        self._pool = torch.cuda.graph_pool_handle()
         self._of_channels = context.model.linear_mixers[0].projection.decays_channels
         self._chunk_tokens = CHANNEL_CHUNK_TOKENS if self._of_channels else CHUNK_TOKENS
 
@@ -182,7 +193,7 @@ class CombineGraphs:
                 recorded.pieces[index // _LAYERS].replay()
             yield
         rows.hidden = recorded.hidden
-        rows.batch.kept = _by_part(recorded.kept, rows.batch)
+        rows.batch.kept = _by_part(recorded.kept(len(rows.batch.keep_after)), rows.batch)
 
     def _run_and_record(self, room: WalkRoom, rows: CombineRows) -> Generator[None, None, None]:
         fixed, asked = _Fixed(self._context, room, self._of_channels), rows.batch.queries
@@ -207,16 +218,23 @@ class CombineGraphs:
         model = self._context.model
         # The page tables of the prompts that are there do not live as long as the graphs.
         queries = replace(fixed.batch.queries, prepared={**fixed_launches(asked)})
-        batch, hidden, pieces = fixed.over(queries), torch.empty(0), list[torch.cuda.CUDAGraph]()
+        pieces: list[Recording] = []
         for first in range(0, len(model.layers), _LAYERS):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                if first == 0:
-                    hidden = model.embed(fixed.token_ids)
-                hidden = self._run_layers(range(first, min(first + _LAYERS, len(model.layers))), hidden, batch)
-            pieces.append(graph)
+            layers = range(first, min(first + _LAYERS, len(model.layers)))
+            before = pieces[-1].outputs[0] if pieces else None
+            pieces.append(self._recorder.record(partial(self._run_piece, layers, before, fixed, queries)))
             yield
-        return _Recorded(fixed, queries, pieces, hidden, batch.kept)
+        return _Recorded(fixed, queries, pieces)
+
+    def _run_piece(
+        self, layers: range, before: torch.Tensor | None, fixed: _Fixed, queries: PagedQueries
+    ) -> list[torch.Tensor]:
+        """Layers behind the hidden states of those before; returns theirs, then state and tail of all that is kept."""
+        batch = fixed.over(queries)
+        hidden = self._context.model.embed(fixed.token_ids) if before is None else before
+        hidden = self._run_layers(layers, hidden, batch)
+        layered = zip(*(batch.kept.get(part, ()) for part in sorted(batch.keep_after)), strict=True)
+        return [hidden, *(tensor for kept in layered for one in kept for tensor in (one.state, one.tail))]
 
     def _run_layers(self, layers: range, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
         for index in layers:

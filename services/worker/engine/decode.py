@@ -75,8 +75,9 @@ def choose_decoder(context: EngineContext) -> Decoder:
     if not recordable or not has_kernels(context.device):
         return context.model.decode
     from services.worker.engine.decode_graph import DecodeGraphs
+    from services.worker.engine.recorder import CudaRecorder
 
-    return DecodeGraphs(context).step
+    return DecodeGraphs(context, CudaRecorder()).step
 
 
 def decode_step(context: EngineContext, decoder: Decoder, running: list[RunningRequest]) -> None:

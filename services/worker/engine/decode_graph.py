@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from services.worker.engine.context import EngineContext
+from services.worker.engine.recorder import Recorder, Recording
 from services.worker.mixers.batch import DecodeBatch
 from services.worker.ops.paged_attention import PagedQueries
 from services.worker.ops.paged_attention.triton import FixedLaunch, fixed_launches
@@ -20,11 +21,10 @@ _log = logging.getLogger(__name__)
 class _Recorded:
     """One recorded step over tensors that stay where they are."""
 
-    graph: torch.cuda.CUDAGraph
+    step: Recording
     token_ids: torch.Tensor
     batch: DecodeBatch
     launches: Sequence[FixedLaunch]
-    logits: torch.Tensor
 
     def replay(self, token_ids: torch.Tensor, batch: DecodeBatch) -> torch.Tensor | None:
         """Logits `[n, vocabulary]`, valid until the next step; None, with nothing done, where tables have outgrown it."""
@@ -34,8 +34,8 @@ class _Recorded:
         self.batch.queries.positions.copy_(batch.queries.positions)
         self.batch.write_slots.copy_(batch.write_slots)
         self.batch.slots.copy_(batch.slots)
-        self.graph.replay()
-        return self.logits
+        self.step.replay()
+        return self.step.outputs[0]
 
 
 class DecodeGraphs:
@@ -45,11 +45,11 @@ class DecodeGraphs:
     Recording runs nothing, so no state moves; where it fails, steps run as they are from then on.
     """
 
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, context: EngineContext, recorder: Recorder) -> None:
         self._context = context
+        self._recorder = recorder
         self._recorded: dict[int, _Recorded] = {}
         self._is_given_up = False
-        self._pool = torch.cuda.graph_pool_handle()
 
     def step(self, token_ids: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
         """One step of requests' last tokens `[n]`; logits `[n, vocabulary]`, valid until the next step."""
@@ -77,10 +77,8 @@ class DecodeGraphs:
         launches = fixed_launches(batch.queries)
         queries = PagedQueries(batch.queries.positions, (), (), is_fixed=True, prepared={**launches})
         recorded = replace(batch, queries=queries)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._context.model.decode(token_ids, recorded)
-        return _Recorded(graph, token_ids, recorded, tuple(launches.values()), logits)
+        step = self._recorder.record(lambda: [self._context.model.decode(token_ids, recorded)])
+        return _Recorded(step, token_ids, recorded, tuple(launches.values()))
 
 
 def _own(token_ids: torch.Tensor, batch: DecodeBatch) -> tuple[torch.Tensor, DecodeBatch]:

@@ -22,10 +22,10 @@ def attend(
     queries: torch.Tensor, asked: PagedQueries, pools: tuple[torch.Tensor, torch.Tensor], shape: AttentionShape
 ) -> torch.Tensor:
     """As `naive.attend`; each request's positions must rise."""
-    if not queries.is_cuda:
-        return chunked.attend(queries, asked, pools, shape)
-    if not takes_kernel(queries.device, queries.shape[-1], pools[0].shape[1]):
-        return padded.attend(queries, asked, pools, shape)
-    from services.worker.ops.paged_attention import triton
+    if takes_kernel(queries.device, queries.shape[-1], pools[0].shape[1]):
+        from services.worker.ops.paged_attention import triton
 
-    return triton.attend(queries, asked, pools, shape)
+        return triton.attend(queries, asked, pools, shape)
+    if queries.is_cuda:
+        return padded.attend(queries, asked, pools, shape)
+    return chunked.attend(queries, asked, pools, shape)

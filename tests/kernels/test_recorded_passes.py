@@ -1,0 +1,157 @@
+"""Recorded combines and decode steps over kernels in the interpreter, with a recorder that repeats instead of replaying.
+
+What fresh memory holds is NaN here: whatever the room of a recorded pass reaches is seen. On a GPU
+`tests/exactness/test_combine_graphs.py` holds the same with real recordings.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from services.worker.engine import combine, combine_graph
+from services.worker.engine.combine import CombinePass, CombineRows
+from services.worker.engine.combine_graph import CombineGraphs
+from services.worker.engine.combine_plan import CombinePart, CombinePlan
+from services.worker.engine.context import CaptureProfile, EngineContext
+from services.worker.engine.decode import RunningRequest, decode_step
+from services.worker.engine.decode_graph import DecodeGraphs
+from services.worker.engine.recorder import Recording
+from services.worker.engine.requests import GenerateEvent, GenerateRequest, PromptPart, TokenEvent
+from services.worker.engine.sampling import Sampler, SamplingOptions, find_likeliest
+from services.worker.engine.seam import SeamWindow
+from services.worker.engine.sweep import Sweep
+from services.worker.ops import device as kernel_devices
+from services.worker.ops.paged_attention import PagedQueries
+from services.worker.ops.paged_attention import dispatch as paged_attention
+from tests.exactness.rig import PassRig, assert_close, assert_far, create_context, draw_ids, finish
+from tests.models import VARIANTS, CheckpointFactory
+
+# Rows of the room compute with NaN, of which numpy warns in the interpreter.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+TOLERANCE = 1e-4
+MOE = next(variant for variant in VARIANTS if variant.name == "qwen3_5_moe-standard")
+
+
+class Repeater:
+    """Recording leaves states and pages as they were; a replay runs the work again into the tensors it first gave."""
+
+    def __init__(self, context: EngineContext, refuses: bool = False) -> None:
+        memory = context.memory
+        self._moved = [tensor for slots in memory.linear_slots for tensor in (slots.states, slots.tails)]
+        self._moved += [tensor for pool in memory.page_pools for tensor in (pool.keys, pool.values)]
+        self._refuses = refuses
+        self.num_replays = 0
+
+    def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> Recording:
+        if self._refuses:
+            raise RuntimeError("this device records nothing")
+        before = [tensor.clone() for tensor in self._moved]
+        outputs = [tensor.clone() for tensor in run()]
+        for tensor, old in zip(self._moved, before, strict=True):
+            tensor.copy_(old)
+
+        def replay() -> None:
+            self.num_replays += 1
+            for kept, again in zip(outputs, run(), strict=True):
+                kept.copy_(again)
+
+        return Recording(outputs, replay)
+
+
+@pytest.fixture
+def rig(checkpoints: CheckpointFactory, monkeypatch: pytest.MonkeyPatch) -> PassRig:
+    """Plain forms capture; from then on kernels run."""
+    if "TRITON_INTERPRET" not in os.environ:
+        pytest.skip("kernels run in Triton's interpreter on a CPU only; HYPIC_DEVICE names a GPU")
+    profile = CaptureProfile(SeamWindow(4), draw_ids(3, 9))
+    rig = PassRig(create_context(checkpoints.directory(MOE), torch.device("cpu"), profile))
+    rig.capture(draw_ids(20, 1))
+    for module in (kernel_devices, paged_attention, combine, combine_graph):
+        monkeypatch.setattr(module, "has_kernels", lambda device: True)
+    monkeypatch.setattr(PagedQueries, "prepare", _prepare_as_replayed)
+    return rig
+
+
+def _prepare_as_replayed(queries: PagedQueries, key: str, work_out: Callable[[], object]) -> object:
+    """A replay works out cosines and sines anew, as part of what was recorded."""
+    if key.startswith("turns ") or key not in queries.prepared:
+        queries.prepared[key] = work_out()
+    return queries.prepared[key]
+
+
+def _plans(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> list[CombinePlan]:
+    """Two prompts of one room, of other lengths, bodies and page tables; a snapshot behind the first part."""
+    with monkeypatch.context() as plain:
+        for module in (kernel_devices, paged_attention, combine):
+            plain.setattr(module, "has_kernels", lambda device: False)
+        short, long = rig.capture(draw_ids(21, 2), draw_ids(37, 3))
+    parts = [CombinePart(state.token_ids, state) for state in (short, long)]
+    first, last = CombinePart(draw_ids(5, 4), keep=True), CombinePart(draw_ids(2, 5))
+    return [
+        CombinePlan(None, (first, *parts, last), max_tokens=4),
+        CombinePlan(
+            None, (CombinePart(draw_ids(9, 6), keep=True), parts[1], CombinePart(draw_ids(7, 7))), max_tokens=4
+        ),
+    ]
+
+
+@torch.inference_mode()
+def _combine(rig: PassRig, plan: CombinePlan, graphs: CombineGraphs | None) -> list[torch.Tensor]:
+    """Logits, states, tails and the snapshot's."""
+    one = CombinePass(rig.context, plan)
+    rows = CombineRows(rig.context, [one])
+    finish(Sweep(rig.context, [rows]).run() if graphs is None else graphs.run(rows))
+    logits, linear, slot = rows.finish().clone(), rig.context.memory.linear_slots, one.prompt.slot
+    states, tails = (torch.stack([getattr(own, name)[slot] for own in linear]) for name in ("states", "tails"))
+    kept = [tensor for own in one.snapshots[0].snapshots for tensor in (own.state.clone(), own.tail.clone())]
+    one.release()
+    return [logits, states, tails, *kept]
+
+
+def test_recorded_combines(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep, a recording, then replays of either prompt."""
+    plans, recorder = _plans(rig, monkeypatch), Repeater(rig.context)
+    expected = [_combine(rig, plan, None) for plan in plans]
+    graphs = CombineGraphs(rig.context, recorder)
+    replays = []
+    for index in (0, 0, 1, 0):
+        for own, true in zip(_combine(rig, plans[index], graphs), expected[index], strict=True):
+            assert_close(own, true, TOLERANCE)
+        replays.append(recorder.num_replays)
+    assert replays[:2] == [0, 0]
+    assert 0 < replays[2] < replays[3]
+    assert_far(expected[0][0], expected[1][0], TOLERANCE)
+
+
+def test_what_cannot_be_recorded_has_its_result(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plans(rig, monkeypatch)[1]
+    expected, graphs = _combine(rig, plan, None), CombineGraphs(rig.context, Repeater(rig.context, refuses=True))
+    for _ in range(3):
+        assert_close(_combine(rig, plan, graphs)[0], expected[0], TOLERANCE)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_recorded_steps(refuses: bool, rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy tokens over an edge of pages are those of steps that run as they are."""
+    plan, recorder = _plans(rig, monkeypatch)[0], Repeater(rig.context, refuses)
+    plain, recorded = rig.context.model.decode, DecodeGraphs(rig.context, recorder).step
+    answers = []
+    for decoder in (plain, recorded):
+        heard: list[GenerateEvent] = []
+        combined = rig.combine(*plan.parts, max_tokens=16)
+        request = GenerateRequest("r", (PromptPart(()),), SamplingOptions(14), heard.append)
+        running = RunningRequest(request, combined.prompt, Sampler(request.sampling))
+        with torch.inference_mode():
+            running.accept(combined.logits, find_likeliest(combined.logits[None])[0])
+            while not running.finished:
+                decode_step(rig.context, decoder, [running])
+        for state in combined.snapshots.values():
+            rig.context.pages.release(state.pages)
+        combined.prompt.release(rig.context)
+        answers.append([event.token_id for event in heard if isinstance(event, TokenEvent)])
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 14
+    assert (recorder.num_replays > 0) is not refuses
