@@ -76,7 +76,7 @@ def _scan(
     return CaptureResult(result.outputs, result.states, states, transitions)
 
 
-def _leave(mixer: LinearMixer, carry: LinearCarry, first: int) -> LinearPlane:
-    """As `LinearMixer.finish`: the state as it is."""
-    nothing = carry.tail.new_empty(0)
-    return LinearPlane(nothing, carry.state.clone(), carry.tail.clone(), nothing)
+def _leave(mixer: LinearMixer, carries: Sequence[LinearCarry], firsts: Sequence[int]) -> list[LinearPlane]:
+    """As `LinearMixer.finish`: the states as they are."""
+    nothing = carries[0].tail.new_empty(0)
+    return [LinearPlane(nothing, carry.state.clone(), carry.tail.clone(), nothing) for carry in carries]

@@ -1,7 +1,7 @@
 """Latent attention in its absorbed form against the textbook one: expanded heads, rotary of either pairing or none."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -72,7 +72,13 @@ def _paged(case: Case, weights: LatentAttentionWeights, hidden: torch.Tensor, de
     walk = PartWalk((0, TOKENS), (0, 1))
     queries = PagedQueries(positions, (0, TOKENS), [table])
     batch = CombineBatch(walk, queries, slots, torch.zeros(1), [None], [TOKENS])
-    return PagedAttention(LatentAttention(shape, weights), rotary, pool).combine(hidden, batch)
+    layer = PagedAttention(LatentAttention(shape, _moved(weights, device)), rotary, pool)
+    return layer.combine(hidden.to(device), batch)
+
+
+def _moved(weights: LatentAttentionWeights, device: torch.device) -> LatentAttentionWeights:
+    tensors = {field.name: getattr(weights, field.name) for field in fields(weights)}
+    return replace(weights, **{name: own.to(device) for name, own in tensors.items() if own is not None})
 
 
 def _norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,7 @@ class LayerRig:
             [[carry] for carry in carries],
         )
         self.mixer.capture(torch.cat(list(segments)).to(self.device), batch)
-        return [self.mixer.finish(carry, window) for carry in carries]
+        return self.mixer.finish(carries, [window] * len(carries))
 
     @torch.inference_mode()
     def combine(

@@ -158,14 +158,13 @@ class CapturePass:
     def take_chunk(self) -> list[CaptureRows]:
         """The next chunk of every segment that has one, for one sweep."""
         running = [segment for segment in self._segments if len(segment.token_ids) > self._taken]
-        packs = [[segment] for segment in running] if self._context.device.type == "cpu" else [running]
         tokens = range(self._taken, self._taken + self._chunk)
         self._taken = tokens.stop
-        return [CaptureRows(self._context, pack, tokens, self._start) for pack in packs]
+        return [CaptureRows(self._context, pack, tokens, self._start) for pack in self._packs(running)]
 
     def finish(self) -> list[SegmentState]:
         """Behind the last chunk: the states, whose page references are the caller's."""
-        states = [self._finish(segment) for segment in self._segments]
+        states = [state for pack in self._packs(self._segments) for state in self._finish(pack)]
         for segment in self._segments:
             self._context.pages.release(segment.seam_pages)
         self._segments.clear()
@@ -209,8 +208,19 @@ class CapturePass:
             for slots in self._context.memory.linear_slots
         ]
 
-    def _finish(self, segment: _Segment) -> SegmentState:
-        body = self._start + segment.seam_window
-        mixers = self._context.model.linear_mixers
-        planes = tuple(mixer.finish(carry, body) for mixer, carry in zip(mixers, segment.carries, strict=True))
-        return SegmentState(segment.token_ids, segment.seam_window, planes, segment.body_pages)
+    def _packs(self, segments: list[_Segment]) -> list[list[_Segment]]:
+        """What shares matrix products."""
+        return [[segment] for segment in segments] if self._context.device.type == "cpu" else [segments]
+
+    def _finish(self, segments: Sequence[_Segment]) -> list[SegmentState]:
+        bodies = [self._start + segment.seam_window for segment in segments]
+        layered = [
+            mixer.finish([segment.carries[layer] for segment in segments], bodies)
+            for layer, mixer in enumerate(self._context.model.linear_mixers)
+        ]
+        return [
+            SegmentState(
+                segment.token_ids, segment.seam_window, tuple(planes[row] for planes in layered), segment.body_pages
+            )
+            for row, segment in enumerate(segments)
+        ]

@@ -18,6 +18,7 @@ __all__ = [
     "LinearSlots",
     "LinearSnapshot",
     "Mixer",
+    "finish_planes",
 ]
 
 
@@ -70,18 +71,35 @@ class LinearCarry:
     transition: torch.Tensor | None = None
     log_decays: list[torch.Tensor] = field(default_factory=list)
 
-    def finish(self) -> LinearPlane:
-        """The plane of a finished body: `S = h_end − T h_w` (design §5).
 
-        Raises:
-            ValueError: the body has not begun.
-        """
-        if self.seam_state is None or self.transition is None:
-            raise ValueError("the segment has no body")
-        end_state = self.state - apply_transition(self.transition, self.seam_state)
-        decay = torch.cat(self.log_decays).sum(0).exp()
-        # The carry may be a view of everything it was packed with, which must not live as long as the plane.
-        return LinearPlane(self.transition.clone(), end_state, self.tail.clone(), decay)
+def finish_planes(carries: Sequence[LinearCarry]) -> list[LinearPlane]:
+    """The planes of finished bodies of one layer: `S = h_end − T h_w` (design §5), one product for all of them.
+
+    Raises:
+        ValueError: a body has not begun.
+    """
+    seams = [carry.seam_state for carry in carries if carry.seam_state is not None]
+    transitions = [carry.transition for carry in carries if carry.transition is not None]
+    if len(seams) < len(carries) or len(transitions) < len(carries):
+        raise ValueError("a segment has no body")
+    carried = apply_transition(torch.stack(transitions), torch.stack(seams))
+    ends = torch.stack([carry.state for carry in carries]) - carried
+    decays = torch.stack([_sum(carry.log_decays) for carry in carries]).exp()
+    # Carries are views of everything that they were packed with, which must not live as long as one plane.
+    packed = [
+        tensor
+        for carry, transition, end, decay in zip(carries, transitions, ends, decays, strict=True)
+        for tensor in (transition, end, carry.tail, decay)
+    ]
+    own = [torch.empty_like(tensor) for tensor in packed]
+    if own:
+        torch._foreach_copy_(own, packed)
+    return [LinearPlane(*own[begin : begin + 4]) for begin in range(0, len(own), 4)]
+
+
+def _sum(log_decays: Sequence[torch.Tensor]) -> torch.Tensor:
+    first, *others = (chunk.sum(0) for chunk in log_decays)
+    return sum(others, start=first)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from services.worker.mixers.batch import (
     LinearPlane,
     LinearSlots,
     LinearSnapshot,
+    finish_planes,
 )
 from services.worker.mixers.shapes import StateShape
 from services.worker.ops.layout import Body, BodyAddresses, PartWalk
@@ -97,12 +98,15 @@ class LinearMixer:
                 carry.log_decays.append(inputs.log_bound[tokens.start + seam : tokens.stop])
         return self.projection.output(result.outputs.to(hidden.dtype), projected)
 
-    def finish(self, carry: LinearCarry, first: int) -> LinearPlane:
-        """The plane of a finished body whose first token stood at position `first` of its capture."""
-        plane = carry.finish()
+    def finish(self, carries: Sequence[LinearCarry], firsts: Sequence[int]) -> list[LinearPlane]:
+        """The planes of finished bodies, the first token of each of which stood at such a position of its capture."""
+        planes = finish_planes(carries)
         if self.rotary is None:
-            return plane
-        return replace(plane, end_state=self.rotary.rotate_state(plane.end_state, -first))
+            return planes
+        return [
+            replace(plane, end_state=self.rotary.rotate_state(plane.end_state, -first))
+            for plane, first in zip(planes, firsts, strict=True)
+        ]
 
     def combine(self, hidden: torch.Tensor, batch: CombineBatch) -> torch.Tensor:
         """See `Mixer`; advances the requests' state slots over live runs and stored bodies."""
