@@ -21,7 +21,7 @@ from services.worker.engine.requests import GenerateRequest, PromptPart, Serving
 from services.worker.engine.sampling import SamplingOptions
 
 _CONFIG = Path("tests/data/configs/Qwen3.5-35B-A3B")
-_KERNELS_SHOWN = 14
+_KERNELS_SHOWN = 20
 _DECODED = 8
 
 
@@ -45,8 +45,9 @@ def scenarios(rig: Rig, engine: Engine) -> list[Scenario]:
     live = (*(PromptPart(ids) for ids in segments), rig.question(0))
     return [
         Scenario("all hits", lambda: first_tokens(engine, [hits])),
-        _capture(rig, engine, 1),
-        _capture(rig, engine, 4),
+        _capture(rig, engine, 1, sizes.segment_tokens),
+        _capture(rig, engine, sizes.waiting, sizes.short_tokens),
+        _capture(rig, engine, sizes.waiting, sizes.segment_tokens),
         Scenario("full recompute", lambda: first_tokens(engine, [live])),
         _decode(engine, hits, 1),
         _decode(engine, hits, sizes.readers),
@@ -69,14 +70,14 @@ def _decode(engine: Engine, prompt: tuple[PromptPart, ...], batch: int) -> Scena
     return Scenario(f"decode step, batch {batch}", steps, start, _DECODED)
 
 
-def _capture(rig: Rig, engine: Engine, count: int) -> Scenario:
-    segments = {key(100 + index): rig.ids(500 + index, rig.sizes.segment_tokens) for index in range(count)}
+def _capture(rig: Rig, engine: Engine, count: int, tokens: int) -> Scenario:
+    segments = {key(100 + index): rig.ids(500 + index, tokens) for index in range(count)}
 
     def forget() -> None:
         for name in segments:
             engine.context.store.drop(name)
 
-    name = f"capture of {count} segments of {rig.sizes.segment_tokens:,} tokens"
+    name = f"capture of {count} segments of {tokens:,} tokens"
     return Scenario(name, lambda: capture_together(engine, segments), forget)
 
 

@@ -116,6 +116,6 @@ def test_rooms_are_few(rig: PassRig, graphs: CombineGraphs) -> None:
     for question in range(1, 40, 6):
         one = CombinePass(rig.context, _plan(rig, 1, question))
         rows = CombineRows(rig.context, [one])
-        rooms.add(room_of(rows, 64))
+        rooms.add(room_of(rows, of_channels=False))
         one.release()
     assert len(rooms) == 1

@@ -45,7 +45,7 @@ def test_walk(channels: int, taps: int, device: torch.device) -> None:
 @pytest.mark.parametrize("taps", [4, 2])
 def test_a_recorded_walk_takes_over_others(taps: int, device: torch.device) -> None:
     """What recorded combines replay: rows in tensors that stay, with room for tokens; stored tails where they lie."""
-    channels, room = 7, WalkRoom(tokens=64, parts=8, chunks=8, requests=2, kept=1)
+    channels, room = 7, WalkRoom(tokens=64, parts=8, chunks=8, requests=2, kept=1, chunk_tokens=64)
     fixed, recorded = kernels.FixedRows(taps - 1, room, device), PartWalk((0, 64), (0, 1, 2))
     fixed.prepare(recorded)
     weight, tails = _draw(channels, taps, seed=2, device=device), _draw(2, taps - 1, channels, seed=3, device=device)

@@ -23,7 +23,7 @@ from services.worker.ops.device import has_kernels
 from services.worker.ops.layout import PartWalk, PassAddresses, WalkRoom
 from services.worker.ops.paged_attention import PagedQueries
 from services.worker.ops.paged_attention.dispatch import takes_kernel
-from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
+from services.worker.ops.recurrence.chunks import walk_chunk_tokens
 
 __all__ = ["RECORDED_PASSES", "RECORDED_TOKENS", "CombineGraphs", "choose_combine_graphs", "room_of"]
 
@@ -36,15 +36,17 @@ _LAYERS = 5
 RECORDED_PASSES = 24
 
 
-def room_of(rows: CombineRows, chunk_tokens: int) -> WalkRoom:
+def room_of(rows: CombineRows, of_channels: bool) -> WalkRoom:
     """What a pass is recorded with room for: few different rooms serve prompts of all sizes."""
     runs, tokens = rows.run_lengths, rows.num_tokens
+    chunk_tokens = walk_chunk_tokens(runs, of_channels)
     return WalkRoom(
         tokens=_up(tokens, 64 if tokens <= 1024 else 256),
         parts=_up(len(runs), 16),
         chunks=_up(sum(-(-run // chunk_tokens) for run in runs), 16),
         requests=rows.num_requests,
         kept=rows.num_kept,
+        chunk_tokens=chunk_tokens,
     )
 
 
@@ -160,11 +162,10 @@ class CombineGraphs:
         self._recorded: OrderedDict[WalkRoom, _Recorded | None] = OrderedDict()
         self._is_given_up = False
         self._of_channels = context.model.linear_mixers[0].projection.decays_channels
-        self._chunk_tokens = CHANNEL_CHUNK_TOKENS if self._of_channels else CHUNK_TOKENS
 
     def run(self, rows: CombineRows) -> Generator[None, None, None]:
         """As `Sweep.run` of these rows alone; what is too large, lies as no wide load wants it, or is new, is a sweep."""
-        room = room_of(rows, self._chunk_tokens)
+        room = room_of(rows, self._of_channels)
         if room.tokens > RECORDED_TOKENS or self._is_given_up or not self._has_met(room):
             yield from Sweep(self._context, [rows]).run()
             return

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from services.worker.ops.layout import BodyAddresses, PartWalk, PassAddresses, apply_transition
 from services.worker.ops.paged_attention import PagedQueries
@@ -84,7 +85,7 @@ def finish_planes(carries: Sequence[LinearCarry]) -> list[LinearPlane]:
         raise ValueError("a segment has no body")
     carried = apply_transition(torch.stack(transitions), torch.stack(seams))
     ends = torch.stack([carry.state for carry in carries]) - carried
-    decays = torch.stack([_sum(carry.log_decays) for carry in carries]).exp()
+    decays = pad_sequence([torch.cat(carry.log_decays) for carry in carries], batch_first=True).sum(1).exp()
     # Carries are views of everything that they were packed with, which must not live as long as one plane.
     packed = [
         tensor
@@ -95,11 +96,6 @@ def finish_planes(carries: Sequence[LinearCarry]) -> list[LinearPlane]:
     if own:
         torch._foreach_copy_(own, packed)
     return [LinearPlane(*own[begin : begin + 4]) for begin in range(0, len(own), 4)]
-
-
-def _sum(log_decays: Sequence[torch.Tensor]) -> torch.Tensor:
-    first, *others = (chunk.sum(0) for chunk in log_decays)
-    return sum(others, start=first)
 
 
 @dataclass(slots=True)

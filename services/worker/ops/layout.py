@@ -102,10 +102,14 @@ class PartWalk:
 
 @dataclass(frozen=True, slots=True)
 class WalkRoom:
-    """How much a recorded pass over walks holds at most: tokens, parts, chunks of them; requests and kept parts exactly."""
+    """How much a recorded pass over walks holds at most: tokens, parts, chunks of them; requests and kept parts exactly.
+
+    chunk_tokens: of a full chunk.
+    """
 
     tokens: int
     parts: int
     chunks: int
     requests: int
     kept: int
+    chunk_tokens: int

@@ -343,7 +343,7 @@ def attend(
         HALF=0 if shape.rotary is None else shape.rotary.half,
         INTERLEAVED=shape.rotary is not None and shape.rotary.interleaved,
         SPLIT=launch.num_partial > 0, PRECISION="tf32x3", FIELDS=BLOCK_FIELDS,
-        num_warps=8 if launch.tiles.rows * block(key_dim) >= 128 * 128 else 4, num_stages=2,
+        num_warps=_warps(queries, launch.tiles.rows * block(key_dim)), num_stages=2,
     )  # fmt: skip
     if launch.num_partial:
         # Few splits are read at once with all channels; many need programs to share the channels of one token.
@@ -365,6 +365,14 @@ def _turning_channels(key_dim: int, rotary: Rotary | None) -> int:
     if rotary is None or whole != key_dim:
         return whole
     return min(whole, max(whole // 4, block(2 * rotary.half)))
+
+
+def _warps(queries: torch.Tensor, tile: int) -> int:
+    """Warps of a program over so many channels of a tile of queries.
+
+    Triton 3.6 reads outside of shared memory where eight warps take fp32 products of 64 rows.
+    """
+    return 8 if tile >= 128 * 128 and queries.itemsize == 2 else 4
 
 
 def _step_keys(queries: torch.Tensor, key_dim: int) -> int:

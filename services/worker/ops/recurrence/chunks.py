@@ -15,11 +15,23 @@ import torch
 
 from services.worker.ops.recurrence.types import RecurrenceInputs
 
-__all__ = ["CHANNEL_CHUNK_TOKENS", "CHUNK_TOKENS", "Chunks", "Tiling", "prepare", "tile"]
+__all__ = ["CHANNEL_CHUNK_TOKENS", "CHUNK_TOKENS", "Chunks", "Tiling", "prepare", "tile", "walk_chunk_tokens"]
 
 CHUNK_TOKENS = 64
 # Decays of every channel cost one exponential a pair of tokens and channel.
 CHANNEL_CHUNK_TOKENS = 16
+# Chunks of seam windows, most of which are shorter than a full chunk.
+_SHORT_CHUNK_TOKENS = 16
+# A chunk more is a step more in order: short chunks pay while they are no more than half as many again.
+_MOST_SHORT_CHUNKS = 1.5
+
+
+def walk_chunk_tokens(run_lengths: Sequence[int], of_channels: bool) -> int:
+    """Tokens of a chunk in a walk over such live runs, on a device whose chunks cost what a full one does."""
+    if of_channels:
+        return CHANNEL_CHUNK_TOKENS
+    short, full = (sum(-(-run // tokens) for run in run_lengths) for tokens in (_SHORT_CHUNK_TOKENS, CHUNK_TOKENS))
+    return _SHORT_CHUNK_TOKENS if short <= _MOST_SHORT_CHUNKS * full else CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from services.worker.ops.columns import FixedColumns
 from services.worker.ops.layout import Body, BodyAddresses, PartWalk, WalkRoom
-from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TOKENS
+from services.worker.ops.recurrence.chunks import walk_chunk_tokens
 from services.worker.ops.recurrence.cuts import Cut, chunk_tokens
 from services.worker.ops.recurrence.triton_carry import NONE, Course, Stop, carry, course_columns, locate
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
@@ -123,7 +123,8 @@ def walk(
     if key not in parts.prepared:
         if addresses is not None and not bodies:
             raise ValueError(f"nothing is prepared for this recorded walk: {key}")
-        cut = Cut.of(parts.cu_runs, chunk_tokens(inputs))
+        run_lengths = [end - begin for begin, end in pairwise(parts.cu_runs)]
+        cut = Cut.of(parts.cu_runs, walk_chunk_tokens(run_lengths, inputs.log_decay.ndim == 3))
         parts.prepared[key] = Course.of(cut, _walk_stops(parts, stored, kept_parts), states.device)
     course: Course = parts.prepared[key]
     if addresses is None:
@@ -153,7 +154,6 @@ class FixedWalk:
     """
 
     def __init__(self, of_channels: bool, room: WalkRoom, device: torch.device) -> None:
-        self._length = CHANNEL_CHUNK_TOKENS if of_channels else CHUNK_TOKENS
         self._room = room
         self._of_channels = of_channels
         steps = room.chunks + room.parts
@@ -162,7 +162,7 @@ class FixedWalk:
 
     def prepare(self, recorded: PartWalk) -> None:
         """See the class."""
-        course = Course.over(self._columns.tensors, self._length, self._room.kept)
+        course = Course.over(self._columns.tensors, self._room.chunk_tokens, self._room.kept)
         recorded.prepared[_walk_key(self._of_channels, [], range(self._room.kept))] = course
 
     def refill(self, parts: PartWalk, stored: Sequence[bool], kept_parts: Sequence[int]) -> None:
@@ -171,7 +171,7 @@ class FixedWalk:
         Raises:
             ValueError: it has more chunks or parts than there is room for.
         """
-        cut = Cut.of(parts.cu_runs, self._length)
+        cut = Cut.of(parts.cu_runs, self._room.chunk_tokens)
         self._columns.refill(course_columns(cut, _walk_stops(parts, stored, kept_parts)))
 
 

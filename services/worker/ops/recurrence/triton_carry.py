@@ -59,40 +59,21 @@ def _scale(base, i_h, rows, K: tl.constexpr, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _carry_block(
-    first_step, end_step, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
-    home, entries, kept, i_c, i_h, i_r, width,
-    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    FORM: tl.constexpr, OF_STATE: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+def _look(
+    i_s, end_step, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
+    SIZE: tl.constexpr, END_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """A block of columns, which stands in registers, over all steps of a sequence."""
-    o_k, o_c = tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
-    size = K * K if FORM == 2 else (K if FORM == 1 else 1)
-    at_home = home + (i_r * H + i_h) * K * width
-    b_h = _tile(at_home, o_k, o_c, K, width, width, False)
-    for i_s in range(first_step, end_step):
-        chunk, body = tl.load(chunk_of + i_s).to(tl.int64), tl.load(body_of + i_s)
-        keep = tl.load(keep_of + i_s).to(tl.int64)
-        is_body = body >= 0
-        near = tl.maximum(chunk, 0) * H * 4
-        own = tl.load(transitions + body, mask=is_body, other=0)
-        stored = _fp32(tl.where(is_body, own, chunk_transitions + near * size), ALIGNED and FORM == 2)
-        if OF_STATE:
-            _put(entries + (chunk * H + i_h) * K * V, o_k, o_c, K, V, V, b_h, chunk >= 0)
-            own = tl.load(end_states + body, mask=is_body, other=0)
-            ends = _fp32(tl.where(is_body, own, chunk_ends + near * (K * V)), ALIGNED) + i_h * K * V
-            b_n = _tile(ends, o_k, o_c, K, V, V, WHOLE)
-        else:
-            b_n = tl.zeros([BK, BV], dtype=tl.float32)
-        if FORM == 2:
-            b_w = _tile(stored + i_h * K * K, o_k, o_k, K, K, K, WHOLE)
-            b_n = tl.dot(b_w, b_h, b_n, input_precision=PRECISION)
-        else:
-            b_n += b_h * _scale(stored, i_h, o_k, K, FORM == 1)
-        b_h = tl.where(is_body | (chunk >= 0), b_n, b_h)
-        if OF_STATE:
-            _put(kept + (keep * H + i_h) * K * V, o_k, o_c, K, V, V, b_h, keep >= 0)
-    _put(at_home, o_k, o_c, K, width, width, b_h, True)
+    """What a step is: its chunk and the place to keep the state behind it, where `W` and `U` lie, whether there are any."""
+    m_s = i_s < end_step
+    chunk = tl.load(chunk_of + i_s, mask=m_s, other=-1).to(tl.int64)
+    body = tl.load(body_of + i_s, mask=m_s, other=-1)
+    keep = tl.load(keep_of + i_s, mask=m_s, other=-1).to(tl.int64)
+    is_body, near = body >= 0, tl.maximum(chunk, 0) * 4
+    own = tl.load(transitions + body, mask=is_body, other=0)
+    stored = tl.where(is_body, own, chunk_transitions + near * SIZE)
+    own = tl.load(end_states + body, mask=is_body, other=0)
+    ends = tl.where(is_body, own, chunk_ends + near * END_SIZE)
+    return chunk, keep, stored, ends, is_body | (chunk >= 0)
 
 
 @triton.jit
@@ -104,30 +85,48 @@ def _carry_kernel(
 ):  # fmt: skip
     """One sequence, one head, one block of columns of its state, or of its transition behind them, which begins with its body.
 
-    A step is a chunk, a stored body, or nothing but a state to keep. FORM of transitions: 2 matrices, 1 a number a channel, 0 one
-    number. Addresses are those of fp32 numbers. Blocks of one head are neighbours in the grid, since they read the same steps.
+    The block stands in registers. A step is a chunk, a stored body, or nothing but a state to keep; it is looked up during the
+    one before it, so that the loads of its matrices run ahead of the products. FORM of transitions: 2 matrices, 1 a number a
+    channel, 0 one number. Addresses are those of fp32 numbers. Blocks of one head are neighbours in the grid, since they read
+    the same steps.
     """
     i_c, i_h, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    end_step = tl.load(cu_steps + i_r + 1)
+    first_step, end_step = tl.load(cu_steps + i_r), tl.load(cu_steps + i_r + 1)
+    home, width, of_state = states, V, True
     if COLUMNS:
+        of_state = i_c < num_state_blocks
         if i_c >= num_state_blocks:
-            _carry_block(
-                tl.load(bodies_from + i_r), end_step, chunk_of, body_of, keep_of, transitions, end_states,
-                chunk_transitions, chunk_ends, columns, entries, kept, i_c - num_state_blocks, i_h, i_r, K,
-                H, K, V, BK, BV, FORM, False, ALIGNED, WHOLE, PRECISION,
-            )  # fmt: skip
-        else:
-            _carry_block(
-                tl.load(cu_steps + i_r), end_step, chunk_of, body_of, keep_of, transitions, end_states,
-                chunk_transitions, chunk_ends, states, entries, kept, i_c, i_h, i_r, V,
-                H, K, V, BK, BV, FORM, True, ALIGNED, WHOLE, PRECISION,
-            )  # fmt: skip
-    else:
-        _carry_block(
-            tl.load(cu_steps + i_r), end_step, chunk_of, body_of, keep_of, transitions, end_states,
-            chunk_transitions, chunk_ends, states, entries, kept, i_c, i_h, i_r, V,
-            H, K, V, BK, BV, FORM, True, ALIGNED, WHOLE, PRECISION,
+            home, width, i_c = columns, K, i_c - num_state_blocks
+            first_step = tl.load(bodies_from + i_r)
+    o_k, o_c = tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
+    size: tl.constexpr = K * K if FORM == 2 else (K if FORM == 1 else 1)
+    at_home = home + (i_r * H + i_h) * K * width
+    b_h = _tile(at_home, o_k, o_c, K, width, width, False)
+    chunk, keep, stored, ends, moves = _look(
+        first_step, end_step, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
+        H * size, H * K * V,
+    )  # fmt: skip
+    for i_s in range(first_step, end_step):
+        p_w, p_u = _fp32(stored, ALIGNED and FORM == 2), _fp32(ends, ALIGNED) + i_h * K * V
+        next_chunk, next_keep, stored, ends, next_moves = _look(
+            i_s + 1, end_step, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
+            H * size, H * K * V,
         )  # fmt: skip
+        _put(entries + (chunk * H + i_h) * K * V, o_k, o_c, K, V, V, b_h, (chunk >= 0) & of_state)
+        if COLUMNS:
+            m_u = (o_k < K)[:, None] & (o_c < V)[None, :] & of_state
+            b_u = tl.load(p_u + o_k[:, None] * V + o_c[None, :], mask=m_u, other=0.0)
+        else:
+            b_u = _tile(p_u, o_k, o_c, K, V, V, WHOLE)
+        if FORM == 2:
+            b_w = _tile(p_w + i_h * K * K, o_k, o_k, K, K, K, WHOLE)
+            b_n = tl.dot(b_w, b_h, b_u, input_precision=PRECISION)
+        else:
+            b_n = b_u + b_h * _scale(p_w, i_h, o_k, K, FORM == 1)
+        b_h = tl.where(moves, b_n, b_h)
+        _put(kept + (keep * H + i_h) * K * V, o_k, o_c, K, V, V, b_h, (keep >= 0) & of_state)
+        chunk, keep, moves = next_chunk, next_keep, next_moves
+    _put(at_home, o_k, o_c, K, width, width, b_h, True)
 
 
 @triton.jit
@@ -292,7 +291,7 @@ def _launch(
         H=heads, K=key_dim, V=value_dim, BK=rows, BV=width, FORM=form, COLUMNS=columns is not None,
         ALIGNED=bodies.is_aligned and key_dim % 4 == 0 and value_dim % 4 == 0, WHOLE=not any(sizes),
         PRECISION=precision,
-        num_warps=8 if rows > TILE else 4, num_stages=2,
+        num_warps=8 if rows > TILE else 4, num_stages=3,
     )  # fmt: skip
 
 
