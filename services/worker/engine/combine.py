@@ -7,17 +7,18 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from services.worker.engine.combine_plan import CombineLayout, CombinePlan
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
-from services.worker.engine.states import PrefixState, SegmentState, page_rows
+from services.worker.engine.states import PrefixState, SegmentState
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot, Mixer
 from services.worker.ops.device import has_kernels
 from services.worker.ops.layout import BODY_ALIGNMENT, PartWalk, PassAddresses
-from services.worker.ops.paged_attention import PagedQueries, PageTable
+from services.worker.ops.paged_attention import PagedQueries, PageRow, PageTable
 
 __all__ = ["CombinePass", "CombineRows", "Prompt"]
 
@@ -38,13 +39,14 @@ class Prompt:
 
     def append_slot(self) -> int:
         """The flat page slot of the next token, entered into the page table."""
-        last = self.table.rows[-1]
-        if last.offset + last.count < self.table.page_size:
+        last, size = self.table.last, self.table.page_size
+        if last.offset + last.count < size * len(last.pages):
             self.table.grow_last()
         else:
-            self.table.extend(page_rows([self.spare.pop(0)], self.table.page_size, 0, self.length, 1))
+            self.table.extend([PageRow(self.spare.pop(0), 0, self.length, 1)])
         self.length += 1
-        return self.table.rows[-1].slots(self.table.page_size)[-1]
+        last = self.table.last
+        return last.pages[-1] * size + (last.offset + last.count - 1) % size
 
     def release(self, context: EngineContext) -> None:
         """Give back everything."""
@@ -108,7 +110,7 @@ class CombinePass:
             token_ids = prefix_ids + tuple(
                 token for before in self.plan.parts[: part + 1] for token in before.token_ids
             )
-            rows = tuple(self.layout.table.rows[: self.layout.rows_after[part]])
+            rows = tuple(self.layout.table.entries[: self.layout.rows_after[part]])
             state = PrefixState(token_ids, tuple(_own(snapshot) for snapshot in snapshots), rows)
             self._context.pages.retain(state.pages)
             self.snapshots[part] = state
@@ -221,16 +223,7 @@ def _locate(context: EngineContext, states: Sequence[SegmentState]) -> PassAddre
     mixers = context.model.linear_mixers
     if not has_kernels(context.device) or not mixers or any(mixer.rotary is not None for mixer in mixers):
         return None
-    table = torch.tensor(
-        [
-            [
-                [plane.transition.data_ptr() for plane in planes],
-                [plane.end_state.data_ptr() for plane in planes],
-                [plane.tail.data_ptr() for plane in planes],
-            ]
-            for planes in zip(*(state.planes for state in states), strict=True)
-        ]
-        or [[[0]] * 3] * len(mixers),
-        dtype=torch.int64,
-    )
-    return PassAddresses(table.to(context.device), is_aligned=bool((table % BODY_ALIGNMENT == 0).all()))
+    nothing = np.zeros((len(mixers), 3), dtype=np.int64)
+    table = np.stack([state.addresses for state in states] or [nothing], axis=-1)
+    is_aligned = bool((table % BODY_ALIGNMENT == 0).all())
+    return PassAddresses(torch.from_numpy(table).to(context.device), is_aligned)

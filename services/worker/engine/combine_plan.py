@@ -128,8 +128,8 @@ class CombineLayout:
         self.write_slots.extend(slot for row in rows for slot in row.slots(self._size))
         if part.state is not None:
             start = run.first + length - part.state.seam_window
-            self.table.extend(part.state.rows(start, self._size))
-        self.rows_after[run.part] = len(self.table.rows)
+            self.table.extend([part.state.rows(start)])
+        self.rows_after[run.part] = len(self.table.entries)
         if part.keep:
             self._taken = self._size
 

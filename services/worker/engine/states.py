@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from services.worker.engine.pages import NoRoomError, PageAllocator
 from services.worker.mixers.batch import LinearPlane, LinearSnapshot
-from services.worker.ops.paged_attention import PageRow
+from services.worker.ops.paged_attention import PageRow, PageRun
 
 __all__ = ["PrefixState", "SegmentState", "StateStore", "StoredState", "page_rows"]
 
@@ -23,13 +26,20 @@ def page_rows(pages: Sequence[int], page_size: int, base: int, first: int, num_t
 class SegmentState:
     """One segment under one profile; immutable.
 
-    planes: one a linear layer; pages: keys and values of the body's tokens in every attention layer.
+    planes: one a linear layer; pages: keys and values of the body's tokens in every attention layer; addresses: where every
+    plane's transition, end state and tail lie, int64 `[layers, 3]`, for kernels that read them as they are.
     """
 
     token_ids: tuple[int, ...]
     seam_window: int
     planes: tuple[LinearPlane, ...]
     pages: tuple[int, ...]
+    addresses: NDArray[np.int64] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        held = [(plane.transition, plane.end_state, plane.tail) for plane in self.planes]
+        addresses = np.array([[tensor.data_ptr() for tensor in own] for own in held], dtype=np.int64).reshape(-1, 3)
+        object.__setattr__(self, "addresses", addresses)
 
     @property
     def body_tokens(self) -> int:
@@ -45,9 +55,9 @@ class SegmentState:
             for tensor in (plane.transition, plane.end_state, plane.tail, plane.decay)
         )
 
-    def rows(self, start: int, page_size: int) -> list[PageRow]:
+    def rows(self, start: int) -> PageRun:
         """The body's page-table rows when the segment begins at true position `start`."""
-        return page_rows(self.pages, page_size, start, start + self.seam_window, self.body_tokens)
+        return PageRun(self.pages, start, start + self.seam_window, self.body_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +66,12 @@ class PrefixState:
 
     token_ids: tuple[int, ...]
     snapshots: tuple[LinearSnapshot, ...]
-    rows: tuple[PageRow, ...]
+    rows: tuple[PageRow | PageRun, ...]
 
     @property
     def pages(self) -> tuple[int, ...]:
         """Every page that the rows name, once."""
-        return tuple(dict.fromkeys(row.page for row in self.rows))
+        return tuple(dict.fromkeys(page for row in self.rows for page in row.pages))
 
     @property
     def plane_bytes(self) -> int:

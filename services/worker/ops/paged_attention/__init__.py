@@ -4,6 +4,6 @@ Keys are stored rotated by their place inside their own part, values as they are
 tokens stand in one prompt; the query is rotated by its distance to the row's base, so that stored bytes never change.
 """
 
-from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries, PageRow, PageTable
+from services.worker.ops.paged_attention.types import AttentionShape, PagedQueries, PageRow, PageRun, PageTable
 
-__all__ = ["AttentionShape", "PageRow", "PageTable", "PagedQueries"]
+__all__ = ["AttentionShape", "PageRow", "PageRun", "PageTable", "PagedQueries"]

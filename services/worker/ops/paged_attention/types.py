@@ -1,15 +1,14 @@
 """Page tables, and the geometry of one attention layer."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from services.worker.ops.rotary import Rotary
 
-__all__ = ["AttentionShape", "BaseGroup", "PageRow", "PageTable", "PagedQueries", "Span"]
+__all__ = ["AttentionShape", "BaseGroup", "PageRow", "PageRun", "PageTable", "PagedQueries", "Span"]
 
 _Prepared = TypeVar("_Prepared")
 
@@ -27,10 +26,43 @@ class PageRow:
     count: int
     offset: int = 0
 
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """The page, as of a `PageRun`."""
+        return (self.page,)
+
+    def rows(self, page_size: int) -> Iterator["PageRow"]:
+        """Itself."""
+        del page_size
+        yield self
+
     def slots(self, page_size: int) -> range:
         """The tokens' slots, numbered over all pages."""
         start = self.page * page_size + self.offset
         return range(start, start + self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class PageRun:
+    """`count` tokens that fill pages in order from the start of the first one: a row a page, without an object for each.
+
+    base, first: as of a `PageRow`.
+    """
+
+    pages: tuple[int, ...]
+    base: int
+    first: int
+    count: int
+
+    @property
+    def offset(self) -> int:
+        """As of a `PageRow`."""
+        return 0
+
+    def rows(self, page_size: int) -> Iterator[PageRow]:
+        """Each page's."""
+        for page, begin in zip(self.pages, range(0, self.count, page_size), strict=True):
+            yield PageRow(page, self.base, self.first + begin, min(page_size, self.count - begin))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,46 +100,57 @@ class BaseGroup:
 class PageTable:
     """The pages of one prompt; within one base, rows come at rising positions.
 
-    prepared: what a form works out from the rows, as long as there are no more of them.
+    entries: the rows, of which some stand together. prepared: what a form works out from them, as long as there are no more.
 
     Neighbouring full pages are joined into spans once, when somebody first asks, so that a long table costs a decode step
     nothing.
     """
 
     page_size: int
-    rows: list[PageRow] = field(default_factory=list)
+    entries: list[PageRow | PageRun] = field(default_factory=list)
     prepared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     _ends: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
     _spans: dict[int, list[Span]] = field(default_factory=dict, compare=False, repr=False)
     _num_joined: int = field(default=0, compare=False, repr=False)
 
-    def extend(self, rows: Iterable[PageRow]) -> None:
+    @property
+    def rows(self) -> list[PageRow]:
+        """Every row on its own."""
+        return [row for entry in self.entries for row in entry.rows(self.page_size)]
+
+    @property
+    def last(self) -> PageRow | PageRun:
+        """The last entry."""
+        return self.entries[-1]
+
+    def extend(self, entries: Iterable[PageRow | PageRun]) -> None:
         """Add rows.
 
         Raises:
             ValueError: one does not rise within its base.
         """
-        for row in rows:
-            end = self._ends.get(row.base, row.first)
-            if row.first < end:
-                raise ValueError(f"row at position {row.first} stands behind position {end} of its base")
-            self.rows.append(row)
-            self._ends[row.base] = row.first + row.count
+        for entry in entries:
+            end = self._ends.get(entry.base, entry.first)
+            if entry.first < end:
+                raise ValueError(f"row at position {entry.first} stands behind position {end} of its base")
+            self.entries.append(entry)
+            self._ends[entry.base] = entry.first + entry.count
 
     def grow_last(self) -> None:
         """One more token on the last row's page."""
-        last = self.rows[-1]
-        self.rows[-1] = PageRow(last.page, last.base, last.first, last.count + 1, last.offset)
+        last = self.entries[-1]
+        self.entries[-1] = replace(last, count=last.count + 1)
         self._ends[last.base] += 1
-        if self._num_joined == len(self.rows):
+        if self._num_joined == len(self.entries):
             spans = self._spans[last.base]
             spans[-1] = Span(spans[-1].start, spans[-1].stop + 1, spans[-1].first)
 
     def groups(self) -> tuple[BaseGroup, ...]:
         """Spans gathered by base."""
-        for row in islice(self.rows, self._num_joined, None):
-            self._join(row)
-        self._num_joined = len(self.rows)
+        for entry in self.entries[self._num_joined :]:
+            for row in entry.rows(self.page_size):
+                self._join(row)
+        self._num_joined = len(self.entries)
         return tuple(BaseGroup(base, tuple(spans)) for base, spans in self._spans.items())
 
     def _join(self, row: PageRow) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.worker.ops.paged_attention.types import PagedQueries, PageRow, PageTable
+from services.worker.ops.paged_attention.types import PagedQueries, PageRow, PageRun, PageTable
 from services.worker.ops.tiles import block
 
 __all__ = ["BLOCK_FIELDS", "Tiles", "Work", "room_for"]
@@ -86,7 +86,7 @@ class _Groups:
     """Rows of page tables, those of one base together.
 
     base `[G]` of every group; rows `[G + 1]`: its first row; slot, first, count `[R]` of every row; tables `[B + 1]`: every
-    table's first group.
+    table's first group; num_entries: of the tables.
     """
 
     base: _Integers
@@ -95,12 +95,13 @@ class _Groups:
     first: _Integers
     count: _Integers
     tables: _Integers
+    num_entries: int
 
     @classmethod
     def of(cls, table: PageTable) -> "_Groups":
         """The last row counts as full, for it grows unseen: what stands behind the farthest query is masked."""
         known = table.prepared.get("groups")
-        if known is None or len(known.slot) != len(table.rows):
+        if known is None or known.num_entries != len(table.entries):
             known = table.prepared["groups"] = _group(table)
         found: _Groups = known
         return found
@@ -117,6 +118,7 @@ class _Groups:
             first=np.concatenate([groups.first for groups in own]),
             count=np.concatenate([groups.count for groups in own]),
             tables=_integers([0, *accumulate(len(groups.base) for groups in own)]),
+            num_entries=sum(groups.num_entries for groups in own),
         )
 
     def seen(self, group: _Integers, position: _Integers) -> _Integers:
@@ -127,26 +129,34 @@ class _Groups:
 
 
 def _group(table: PageTable) -> _Groups:
-    rows = _by_base(table)
-    bases = [row.base for row in rows]
-    starts = [index for index in range(len(rows)) if index == 0 or bases[index] != bases[index - 1]]
-    last = table.rows[-1]
+    size, entries = table.page_size, _by_base(table)
+    base, first, count, offset = (
+        _integers([getattr(entry, name) for entry in entries]) for name in ("base", "first", "count", "offset")
+    )
+    num_rows = _integers([len(entry.pages) for entry in entries])
+    pages = _integers([page for entry in entries for page in entry.pages])
+    owner, begin = np.repeat(np.arange(len(entries)), num_rows), size * _within(num_rows)
+    counts = np.minimum(size, count[owner] - begin)
+    last = next(index for index, entry in enumerate(entries) if entry is table.last)
+    counts[int(num_rows[: last + 1].sum()) - 1] = size - offset[last]
+    starts = np.flatnonzero(np.diff(base, prepend=base[0] - 1))
     return _Groups(
-        base=_integers([bases[start] for start in starts]),
-        rows=_integers([*starts, len(rows)]),
-        slot=_integers([row.slots(table.page_size).start for row in rows]),
-        first=_integers([row.first for row in rows]),
-        count=_integers([table.page_size - row.offset if row is last else row.count for row in rows]),
+        base=base[starts],
+        rows=np.concatenate([_offsets(num_rows)[starts], _integers([len(pages)])]),
+        slot=pages * size + offset[owner],
+        first=first[owner] + begin,
+        count=counts,
         tables=_integers([0, len(starts)]),
+        num_entries=len(entries),
     )
 
 
-def _by_base(table: PageTable) -> list[PageRow]:
-    """Rows of one base together, since every group costs a rotation of the queries; bases by their first position."""
-    gathered: dict[int, list[PageRow]] = {}
-    for row in table.rows:
-        gathered.setdefault(row.base, []).append(row)
-    return [row for rows in sorted(gathered.values(), key=lambda rows: rows[0].first) for row in rows]
+def _by_base(table: PageTable) -> list[PageRow | PageRun]:
+    """Entries of one base together, since every group costs a rotation of the queries; bases by their first position."""
+    gathered: dict[int, list[PageRow | PageRun]] = {}
+    for entry in table.entries:
+        gathered.setdefault(entry.base, []).append(entry)
+    return [entry for entries in sorted(gathered.values(), key=lambda entries: entries[0].first) for entry in entries]
 
 
 def _integers(values: Sequence[int]) -> _Integers:
