@@ -11,7 +11,7 @@ from services.worker.engine.capture import CapturePass, capture_prime
 from services.worker.engine.combine import CombinePass, CombineRows, Prompt
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile, EngineContext
-from services.worker.engine.decode import RunningRequest, choose_decoder, decode_step
+from services.worker.engine.decode import DecodeLoop, RunningRequest
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
 from services.worker.engine.requests import GenerateRequest, PromptPart
@@ -130,7 +130,7 @@ class PassRig:
 
     def __init__(self, context: EngineContext) -> None:
         self.context = context
-        self._decoder = choose_decoder(context)
+        self._decode = DecodeLoop(context)
         with torch.inference_mode():
             self.prime = capture_prime(context)
 
@@ -173,7 +173,7 @@ class PassRig:
         running = RunningRequest(request, combined.prompt, recorder)
         running.accept(combined.logits, find_likeliest(combined.logits[None])[0])
         while not running.finished:
-            decode_step(self.context, self._decoder, [running])
+            self._decode.step([running])
         combined.prompt.release(self.context)
         return torch.stack(recorder.logits)
 

@@ -15,7 +15,7 @@ from services.worker.engine.combine import CombinePass, CombineRows
 from services.worker.engine.combine_graph import CombineGraphs
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile, EngineContext
-from services.worker.engine.decode import RunningRequest, decode_step
+from services.worker.engine.decode import DecodeLoop, PlainDecoder, RunningRequest
 from services.worker.engine.decode_graph import DecodeGraphs
 from services.worker.engine.recorder import Recording
 from services.worker.engine.requests import GenerateEvent, GenerateRequest, PromptPart, TokenEvent
@@ -133,25 +133,52 @@ def test_what_cannot_be_recorded_has_its_result(rig: PassRig, monkeypatch: pytes
         assert_close(_combine(rig, plan, graphs)[0], expected[0], TOLERANCE)
 
 
+class _Reader:
+    """One request that decodes, and the tokens that it has heard."""
+
+    def __init__(self, rig: PassRig, plan: CombinePlan, max_tokens: int) -> None:
+        self._heard: list[GenerateEvent] = []
+        self._rig = rig
+        self._combined = rig.combine(*plan.parts, max_tokens=max_tokens)
+        sampling = SamplingOptions(max_tokens)
+        request = GenerateRequest("r", (PromptPart(()),), sampling, self._heard.append)
+        self.running = RunningRequest(request, self._combined.prompt, Sampler(sampling))
+        self.running.accept(self._combined.logits, find_likeliest(self._combined.logits[None])[0])
+
+    def end(self) -> list[int]:
+        for state in self._combined.snapshots.values():
+            self._rig.context.pages.release(state.pages)
+        self._combined.prompt.release(self._rig.context)
+        return [event.token_id for event in self._heard if isinstance(event, TokenEvent)]
+
+
 @pytest.mark.parametrize("refuses", [False, True])
+@torch.inference_mode()
 def test_recorded_steps(refuses: bool, rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy tokens over an edge of pages are those of steps that run as they are."""
     plan, recorder = _plans(rig, monkeypatch)[0], Repeater(rig.context, refuses)
-    plain, recorded = rig.context.model.decode, DecodeGraphs(rig.context, recorder).step
     answers = []
-    for decoder in (plain, recorded):
-        heard: list[GenerateEvent] = []
-        combined = rig.combine(*plan.parts, max_tokens=16)
-        request = GenerateRequest("r", (PromptPart(()),), SamplingOptions(14), heard.append)
-        running = RunningRequest(request, combined.prompt, Sampler(request.sampling))
-        with torch.inference_mode():
-            running.accept(combined.logits, find_likeliest(combined.logits[None])[0])
-            while not running.finished:
-                decode_step(rig.context, decoder, [running])
-        for state in combined.snapshots.values():
-            rig.context.pages.release(state.pages)
-        combined.prompt.release(rig.context)
-        answers.append([event.token_id for event in heard if isinstance(event, TokenEvent)])
+    for decoder in (PlainDecoder(rig.context), DecodeGraphs(rig.context, recorder)):
+        reader, loop = _Reader(rig, plan, 14), DecodeLoop(rig.context, decoder)
+        while not reader.running.finished:
+            loop.step([reader.running])
+        answers.append(reader.end())
     assert answers[0] == answers[1]
     assert len(answers[0]) == 14
     assert (recorder.num_replays > 0) is not refuses
+
+
+@torch.inference_mode()
+def test_readers_come_and_go(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that was prepared for other readers than those that are there is prepared again."""
+    plans = _plans(rig, monkeypatch)
+    answers = []
+    for decoder in (PlainDecoder(rig.context), DecodeGraphs(rig.context, Repeater(rig.context))):
+        loop = DecodeLoop(rig.context, decoder)
+        readers = [_Reader(rig, plans[0], 16), _Reader(rig, plans[1], 7)]
+        present = [[0], [0], [0], [1], [0, 1], [0, 1], [0, 1], [1, 0], [0], [1], [0], [0]]
+        for numbers in present:
+            loop.step([readers[number].running for number in numbers])
+        answers.append([reader.end() for reader in readers])
+    assert answers[0] == answers[1]
+    assert [len(tokens) for tokens in answers[0]] == [11, 7]

@@ -1,6 +1,7 @@
 """Decoding: one token for every running request in one batch."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,18 +17,21 @@ from services.worker.engine.requests import (
     GenerateRequest,
     TokenEvent,
 )
-from services.worker.engine.sampling import Likeliest, Sampler, find_likeliest
+from services.worker.engine.sampling import Likeliest, Sampler, pick_likeliest, read_likeliest
 from services.worker.mixers.batch import DecodeBatch
 from services.worker.ops.device import has_kernels
-from services.worker.ops.paged_attention import PagedQueries
+from services.worker.ops.paged_attention import PagedQueries, PageTable
 from services.worker.ops.paged_attention.dispatch import takes_kernel
 
-__all__ = ["Decoder", "RunningRequest", "choose_decoder", "decode_step"]
+__all__ = ["DecodeLoop", "DecodeRows", "Decoded", "Decoder", "PlainDecoder", "RunningRequest"]
 
 
 @dataclass(slots=True)
 class RunningRequest:
-    """A request that decodes. finished: its last event has been sent."""
+    """A request that decodes. write_slot: of the token that it feeds next, once its page table has it.
+
+    finished: its last event has been sent.
+    """
 
     request: GenerateRequest
     prompt: Prompt
@@ -35,7 +39,19 @@ class RunningRequest:
     last_token: int = 0
     generated: int = 0
     finished: bool = False
+    write_slot: int | None = None
     started_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def goes_on(self) -> bool:
+        """One more token will not be its last for want of room."""
+        return self.generated + 1 < self.request.sampling.max_tokens
+
+    def reserve(self) -> int:
+        """The slot of the token that it feeds next."""
+        if self.write_slot is None:
+            self.write_slot = self.prompt.append_slot()
+        return self.write_slot
 
     def accept(self, logits: torch.Tensor, likeliest: Likeliest) -> None:
         """Draw the next token from logits `[vocabulary]`, and say so; logits that are no numbers fail this request alone."""
@@ -60,40 +76,113 @@ class RunningRequest:
         self.request.sink(FinishedEvent(reason, time.monotonic() - self.started_at, self.generated))
 
 
-class Decoder(Protocol):
-    """What runs a decode step; logits `[B, vocabulary]` are valid until the next one."""
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """One step of requests but for their tokens: positions, write_slots and state slots `[B]`, and page tables."""
 
-    def __call__(self, token_ids: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
-        """One step of requests' last tokens `[B]`."""
+    positions: Sequence[int]
+    write_slots: Sequence[int]
+    slots: Sequence[int]
+    tables: Sequence[PageTable]
+
+    @classmethod
+    def of(cls, running: Sequence[RunningRequest]) -> "DecodeRows":
+        """The next step's; page tables have its tokens from now on."""
+        write_slots = [one.reserve() for one in running]
+        return cls(
+            positions=[one.prompt.length - 1 for one in running],
+            write_slots=write_slots,
+            slots=[one.prompt.slot for one in running],
+            tables=[one.prompt.table for one in running],
+        )
+
+    def queries(self, positions: torch.Tensor, is_fixed: bool = False) -> PagedQueries:
+        """Over positions on the device."""
+        return PagedQueries(
+            positions, range(len(self.slots) + 1), self.tables, on_host=self.positions, is_fixed=is_fixed
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """logits `[B, vocabulary]`, and what `pick_likeliest` picks of them; both valid until the next step."""
+
+    logits: torch.Tensor
+    likeliest: torch.Tensor
+
+
+class Decoder(Protocol):
+    """What runs decode steps."""
+
+    @property
+    def prepares(self) -> bool:
+        """Preparing a step apart spares time."""
+        ...
+
+    def prepare(self, rows: DecodeRows) -> None:
+        """What the next step needs but its tokens; the device may still be busy with the one before."""
+        ...
+
+    def step(self, token_ids: Sequence[int], rows: DecodeRows) -> Decoded:
+        """One step of requests' last tokens `[B]`; does not wait for the device."""
         ...
 
 
-def choose_decoder(context: EngineContext) -> Decoder:
+@dataclass(frozen=True, slots=True)
+class PlainDecoder:
+    """Steps that run as they are."""
+
+    context: EngineContext
+    prepares: bool = False
+
+    def prepare(self, rows: DecodeRows) -> None:
+        """See `Decoder`: nothing."""
+
+    def step(self, token_ids: Sequence[int], rows: DecodeRows) -> Decoded:
+        """See `Decoder`."""
+        # One transfer for all of them: each would wait for the device on its own.
+        sent = self.context.integers([*token_ids, *rows.positions, *rows.write_slots, *rows.slots]).view(4, -1)
+        logits = self.context.model.decode(sent[0], DecodeBatch(rows.queries(sent[1]), sent[2], sent[3]))
+        return Decoded(logits, pick_likeliest(logits))
+
+
+def _choose_decoder(context: EngineContext) -> Decoder:
     """Recorded steps on a GPU whose kernels take every attention layer, else the model as it is."""
     page_tokens = context.pages.page_size
     recordable = all(takes_kernel(context.device, shape.key_dim, page_tokens) for shape in context.model.spec.pages)
     if not recordable or not has_kernels(context.device):
-        return context.model.decode
+        return PlainDecoder(context)
     from services.worker.engine.decode_graph import DecodeGraphs
     from services.worker.engine.recorder import CudaRecorder
 
-    return DecodeGraphs(context, CudaRecorder()).step
+    return DecodeGraphs(context, CudaRecorder())
 
 
-def decode_step(context: EngineContext, decoder: Decoder, running: list[RunningRequest]) -> None:
-    """Run every request's last token through the model and draw the next one."""
-    positions = [request.prompt.length for request in running]
-    write_slots = [request.prompt.append_slot() for request in running]
-    slots = [request.prompt.slot for request in running]
-    tokens = [request.last_token for request in running]
-    # One transfer for all of them: each would wait for the device on its own.
-    sent = context.integers([*tokens, *positions, *write_slots, *slots]).view(4, -1)
-    tables = [request.prompt.table for request in running]
-    batch = DecodeBatch(
-        queries=PagedQueries(sent[1], range(len(running) + 1), tables, on_host=positions),
-        write_slots=sent[2],
-        slots=sent[3],
-    )
-    logits = decoder(sent[0], batch)
-    for request, own, likeliest in zip(running, logits, find_likeliest(logits), strict=True):
-        request.accept(own, likeliest)
+class DecodeLoop:
+    """Step by step, each of which the host prepares while the device is busy with the one before, if the same requests go on."""
+
+    def __init__(self, context: EngineContext, decoder: Decoder | None = None) -> None:
+        self._decoder = _choose_decoder(context) if decoder is None else decoder
+        self._ahead: tuple[list[RunningRequest], DecodeRows] | None = None
+
+    def step(self, running: Sequence[RunningRequest]) -> None:
+        """Run every request's last token through the model and draw the next one."""
+        rows = self._take(running)
+        decoded = self._decoder.step([one.last_token for one in running], rows)
+        for one in running:
+            one.write_slot = None
+        if self._decoder.prepares and all(one.goes_on for one in running):
+            self._ahead = (list(running), DecodeRows.of(running))
+            self._decoder.prepare(self._ahead[1])
+        for one, own, likeliest in zip(running, decoded.logits, read_likeliest(decoded.likeliest), strict=True):
+            one.accept(own, likeliest)
+
+    def _take(self, running: Sequence[RunningRequest]) -> DecodeRows:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and len(ahead[0]) == len(running) and all(map(_is, ahead[0], running)):
+            return ahead[1]
+        return DecodeRows.of(running)
+
+
+def _is(one: RunningRequest, other: RunningRequest) -> bool:
+    return one is other

@@ -12,7 +12,7 @@ from services.worker.engine.capture_queue import CaptureQueue
 from services.worker.engine.combine import CombinePass
 from services.worker.engine.combine_queue import AdmittedPrompt, CombineQueue
 from services.worker.engine.context import EngineContext
-from services.worker.engine.decode import RunningRequest, choose_decoder, decode_step
+from services.worker.engine.decode import DecodeLoop, RunningRequest
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.prefill import Prefill
@@ -50,7 +50,7 @@ class Engine:
         with torch.inference_mode():
             self._captures = CaptureQueue(context, limits.capture_tokens)
         self._prefill = Prefill(context, self._combines, self._captures)
-        self._decoder = choose_decoder(context)
+        self._decode = DecodeLoop(context)
 
     @property
     def num_waiting(self) -> int:
@@ -106,7 +106,7 @@ class Engine:
         """One round."""
         self._admit()
         if self._running:
-            decode_step(self.context, self._decoder, self._running)
+            self._decode.step(self._running)
             self._retire()
         self._advance()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Likeliest", "Sampler", "SamplingOptions", "find_likeliest"]
+__all__ = ["Likeliest", "Sampler", "SamplingOptions", "find_likeliest", "pick_likeliest", "read_likeliest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,21 @@ class Likeliest:
     logit: float
 
 
-def find_likeliest(logits: torch.Tensor) -> list[Likeliest]:
-    """Of every row of logits `[B, vocabulary]`, in one transfer; a NaN is larger than every number."""
+def pick_likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """Token and logit `[B, 2]` of every row of logits `[B, vocabulary]`, fp64; a NaN is larger than every number."""
     values, tokens = logits.max(-1)
     # An index of a vocabulary is exact in fp64.
-    rows = torch.stack([tokens.double(), values.double()], dim=-1).tolist()
-    return [Likeliest(int(token), logit) for token, logit in rows]
+    return torch.stack([tokens.double(), values.double()], dim=-1)
+
+
+def read_likeliest(picked: torch.Tensor) -> list[Likeliest]:
+    """What `pick_likeliest` has picked, in one transfer, for which the host waits."""
+    return [Likeliest(int(token), logit) for token, logit in picked.tolist()]
+
+
+def find_likeliest(logits: torch.Tensor) -> list[Likeliest]:
+    """Both."""
+    return read_likeliest(pick_likeliest(logits))
 
 
 class Sampler:
