@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -67,12 +68,15 @@ def _scan(
     seam_tokens: Sequence[int],
     states: torch.Tensor,
     transitions: torch.Tensor,
+    prepared: dict[str, Any] | None = None,
 ) -> CaptureResult:
     """As `recurrence.capture`, with what was given for the transitions."""
-    form = chunked
     if runs_kernels(inputs.q):
-        from services.worker.ops.recurrence import triton as form  # type: ignore[no-redef]
-    result = form.scan(inputs, cu_runs, states, None)
+        from services.worker.ops.recurrence import triton
+
+        result = triton.scan(inputs, cu_runs, states, None, prepared)
+    else:
+        result = chunked.scan(inputs, cu_runs, states, None)
     return CaptureResult(result.outputs, result.states, states, transitions)
 
 

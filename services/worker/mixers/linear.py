@@ -87,6 +87,7 @@ class LinearMixer:
             batch.seam_tokens,
             torch.stack([carry.state for carry in carries]),
             torch.stack([_transition(self.shape, carry) for carry in carries]),
+            batch.walk.prepared,
         )
         for run, (carry, seam) in enumerate(zip(carries, batch.seam_tokens, strict=True)):
             tokens = batch.walk.run(run)

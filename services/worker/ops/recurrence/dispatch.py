@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -27,9 +28,13 @@ def capture(
     seam_tokens: Sequence[int],
     states: torch.Tensor,
     transitions: torch.Tensor,
+    prepared: dict[str, Any] | None = None,
 ) -> CaptureResult:
-    """As `naive.capture`."""
-    result: CaptureResult = _form(inputs).capture(inputs, cu_runs, seam_tokens, states, transitions)
+    """As `naive.capture`; prepared: what kernels work out from the runs alone, for other layers to find."""
+    form = _form(inputs)
+    if form is chunked:
+        return chunked.capture(inputs, cu_runs, seam_tokens, states, transitions)
+    result: CaptureResult = form.capture(inputs, cu_runs, seam_tokens, states, transitions, prepared)
     return result
 
 

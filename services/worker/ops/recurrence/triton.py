@@ -7,6 +7,7 @@ A decode step is one launch of its own, which moves states in their slots.
 
 from collections.abc import Collection, Sequence
 from itertools import count, pairwise
+from typing import Any
 
 import torch
 import triton
@@ -59,12 +60,19 @@ def _contiguous(inputs: RecurrenceInputs) -> RecurrenceInputs:
 
 
 def scan(
-    inputs: RecurrenceInputs, cu_runs: Sequence[int], states: torch.Tensor, transitions: torch.Tensor | None
+    inputs: RecurrenceInputs,
+    cu_runs: Sequence[int],
+    states: torch.Tensor,
+    transitions: torch.Tensor | None,
+    prepared: dict[str, Any] | None = None,
 ) -> ScanResult:
-    """As `naive.scan`, fp32 on a GPU."""
+    """As `naive.scan`, fp32 on a GPU; prepared: as of `capture`."""
     inputs = _contiguous(inputs)
-    cut = Cut.of(cu_runs, chunk_tokens(inputs))
-    course = Course.of(cut, [[Stop(run)] for run in range(len(cu_runs) - 1)], states.device)
+    prepared, key = {} if prepared is None else prepared, f"recurrence scan {inputs.log_decay.ndim}"
+    if key not in prepared:
+        cut = Cut.of(cu_runs, chunk_tokens(inputs))
+        prepared[key] = Course.of(cut, [[Stop(run)] for run in range(len(cu_runs) - 1)], states.device)
+    course: Course = prepared[key]
     columns = None
     if transitions is not None and inputs.beta is not None:
         columns = transitions.clone(memory_format=torch.contiguous_format)
@@ -80,14 +88,21 @@ def capture(
     seam_tokens: Sequence[int],
     states: torch.Tensor,
     transitions: torch.Tensor,
+    prepared: dict[str, Any] | None = None,
 ) -> CaptureResult:
-    """As `naive.capture`, fp32 on a GPU: seams, bodies and transitions in one launch."""
+    """As `naive.capture`, fp32 on a GPU: seams, bodies and transitions in one launch.
+
+    prepared: what is worked out from the runs alone, for other layers to find.
+    """
     inputs = _contiguous(inputs)
     edges = [edge for start, seam in zip(cu_runs[:-1], seam_tokens, strict=True) for edge in (start, start + seam)]
     cu_halves = [*edges, cu_runs[-1]]
     runs = range(len(seam_tokens))
-    stops = [[Stop(2 * run, keep=run, of_body=False), Stop(2 * run + 1)] for run in runs]
-    course = Course.of(Cut.of(cu_halves, chunk_tokens(inputs)), stops, states.device)
+    prepared, key = {} if prepared is None else prepared, f"recurrence capture {inputs.log_decay.ndim}"
+    if key not in prepared:
+        stops = [[Stop(2 * run, keep=run, of_body=False), Stop(2 * run + 1)] for run in runs]
+        prepared[key] = Course.of(Cut.of(cu_halves, chunk_tokens(inputs)), stops, states.device)
+    course: Course = prepared[key]
     if inputs.beta is None:
         bodies = slice(1, None, 2)
         columns = transitions * _decays(inputs, cu_halves, transitions.shape[-2])[bodies]

@@ -233,6 +233,9 @@ def _steps(cut: Cut, stop: Stop) -> list[tuple[int, int, int]]:
 
 def locate(bodies: Sequence[Body], states: torch.Tensor) -> BodyAddresses:
     """Bodies of one layer without their tails, by what states `[R, H, K, V]` say of their shape."""
+    if not bodies:
+        # A transfer would wait for the device in every layer of a pass without stored bodies.
+        return BodyAddresses(torch.empty(3, 1, dtype=torch.int64, device=states.device), is_aligned=True)
     heads, key_dim, _ = states.shape[1:]
     zeros = states.new_zeros(heads, key_dim, key_dim) if any(body.transition is None for body in bodies) else states
     rows = [
@@ -240,7 +243,7 @@ def locate(bodies: Sequence[Body], states: torch.Tensor) -> BodyAddresses:
         [body.end_state.data_ptr() for body in bodies],
         [0] * len(bodies),
     ]
-    table = torch.tensor(rows if bodies else [[0]] * 3, dtype=torch.int64)
+    table = torch.tensor(rows, dtype=torch.int64)
     return BodyAddresses(table.to(states.device), bool((table % BODY_ALIGNMENT == 0).all()), zeros)
 
 

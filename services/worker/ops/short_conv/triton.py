@@ -190,7 +190,9 @@ def walk(
 
 
 def _locate(tails: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
-    return torch.tensor([tail.data_ptr() for tail in tails if tail is not None] or [0], dtype=torch.int64).to(device)
+    places = [tail.data_ptr() for tail in tails if tail is not None]
+    # A transfer would wait for the device in every layer of a pass without stored bodies.
+    return torch.tensor(places).to(device) if places else torch.empty(1, dtype=torch.int64, device=device)
 
 
 def step(inputs: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
