@@ -88,15 +88,11 @@ class CombinePass:
         return rows.finish()[0]
 
     def load_slot(self) -> None:
-        """The state slot begins with the prefix's state, or from nothing."""
+        """The state slot begins with the prefix's state where there is one."""
         prefix, slot = self.plan.prefix, self.prompt.slot
         layers = self._context.memory.linear_slots
-        own = [kept for slots in layers for kept in (slots.states[slot], slots.tails[slot])]
-        if not own:
-            return
-        if prefix is None:
-            torch._foreach_zero_(own)
-        else:
+        if prefix is not None and layers:
+            own = [kept for slots in layers for kept in (slots.states[slot], slots.tails[slot])]
             torch._foreach_copy_(own, [kept for one in prefix.snapshots for kept in (one.state, one.tail)])
 
     def keep(self, kept: Mapping[int, Sequence[LinearSnapshot]]) -> None:
@@ -215,6 +211,7 @@ class CombineRows:
             body_positions=[run.first + len(run.token_ids) for run, _ in placed],
             keep_after=frozenset(index for index, (_, part) in enumerate(placed) if part.keep),
             addresses=_locate(context, [part.state for _, part in placed if part.state is not None]),
+            is_fresh=torch.tensor([one.plan.prefix is None for one in self._passes], device=context.device),
         )
 
 

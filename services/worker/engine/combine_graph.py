@@ -18,6 +18,7 @@ from services.worker.engine.context import EngineContext
 from services.worker.engine.recorder import CudaRecorder, Recorder, Recording
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot
+from services.worker.mixers.linear import LinearMixer
 from services.worker.ops.columns import send_into
 from services.worker.ops.device import has_kernels
 from services.worker.ops.layout import PartWalk, PassAddresses, WalkRoom
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 # Live tokens beyond which the device takes longer than the host needs for its launches.
 RECORDED_TOKENS = 4096
-# Layers of one recorded piece: between pieces the engine may do something else.
+# Layers of one recorded piece, save the first: between pieces the engine may do something else.
 _LAYERS = 5
 RECORDED_PASSES = 24
 
@@ -67,6 +68,18 @@ def choose_combine_graphs(context: EngineContext) -> "CombineGraphs | None":
     return CombineGraphs(context, CudaRecorder())
 
 
+def _ahead_of_attention(context: EngineContext) -> int:
+    """Layers ahead of the first one that reads page tables."""
+    kinds = [isinstance(layer.mixer, LinearMixer) for layer in context.model.layers]
+    return kinds.index(False) if False in kinds else len(kinds)
+
+
+def _cut_layers(num_ahead: int, count: int) -> list[range]:
+    """The layers of every piece."""
+    ahead = [range(num_ahead)] if num_ahead else []
+    return ahead + [range(first, min(first + _LAYERS, count)) for first in range(num_ahead, count, _LAYERS)]
+
+
 class _Fixed:
     """The batch of one room, over tensors that keep their place. `refill` makes it that of other prompts.
 
@@ -95,6 +108,7 @@ class _Fixed:
             body_positions=(),
             keep_after=frozenset(range(room.kept)),
             addresses=PassAddresses(self._addresses, is_aligned=True),
+            is_fresh=torch.zeros(room.requests, dtype=torch.bool, device=device),
         )
         for walk in self._walks:
             walk.prepare(self.batch.walk)
@@ -108,6 +122,8 @@ class _Fixed:
         self.batch.write_slots.fill_(-1)
         self.batch.write_slots[:count].copy_(batch.write_slots)
         self.batch.slots.copy_(batch.slots)
+        if self.batch.is_fresh is not None and batch.is_fresh is not None:
+            self.batch.is_fresh.copy_(batch.is_fresh)
         stored = [planes is not None for planes in batch.planes]
         for walk in self._walks:
             walk.refill(batch.walk, stored, sorted(batch.keep_after))
@@ -121,7 +137,7 @@ class _Fixed:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """pieces: of `_LAYERS` layers each, with the hidden states `[tokens, hidden]` behind them and what they keep."""
+    """pieces: of some layers each, with the hidden states `[tokens, hidden]` behind them and what they keep."""
 
     fixed: _Fixed
     queries: PagedQueries
@@ -138,14 +154,11 @@ class _Recorded:
         snapshots = [LinearSnapshot(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
         return {part: snapshots[part::count] for part in range(count)}
 
-    def refill(self, rows: CombineRows) -> bool:
-        """Whether other prompts' page tables have room too."""
+    def refill_tables(self, rows: CombineRows) -> bool:
+        """Take over other prompts' page tables, which `_Fixed.refill` leaves; False where there is no room for them."""
         from services.worker.ops.paged_attention.triton import fixed_launches
 
-        if not all(launch.refresh(rows.batch.queries) for launch in fixed_launches(self.queries).values()):
-            return False
-        self.fixed.refill(rows)
-        return True
+        return all(launch.refresh(rows.batch.queries) for launch in fixed_launches(self.queries).values())
 
 
 class CombineGraphs:
@@ -161,6 +174,8 @@ class CombineGraphs:
         self._recorder = recorder
         self._recorded: OrderedDict[WalkRoom, _Recorded | None] = OrderedDict()
         self._is_given_up = False
+        self._num_ahead = _ahead_of_attention(context)
+        self._pieces = _cut_layers(self._num_ahead, len(context.model.layers))
         self._of_channels = context.model.linear_mixers[0].projection.decays_channels
 
     def run(self, rows: CombineRows) -> Generator[None, None, None]:
@@ -173,9 +188,7 @@ class CombineGraphs:
         addresses, recorded = rows.batch.addresses, self._recorded[room]
         if addresses is None or not addresses.is_aligned:
             yield from Sweep(self._context, [rows]).run()
-        elif recorded is not None and recorded.refill(rows):
-            yield from self._replay(recorded, rows)
-        else:
+        elif recorded is None or not (yield from self._replay(recorded, rows)):
             yield from self._run_and_record(room, rows)
 
     def _has_met(self, room: WalkRoom) -> bool:
@@ -187,14 +200,25 @@ class CombineGraphs:
             self._recorded.popitem(last=False)
         return is_known
 
-    def _replay(self, recorded: _Recorded, rows: CombineRows) -> Generator[None, None, None]:
-        num_layers = len(self._context.model.layers)
-        for index in range(num_layers):
-            if index % _LAYERS == 0:
-                recorded.pieces[index // _LAYERS].replay()
-            yield
+    def _replay(self, recorded: _Recorded, rows: CombineRows) -> Generator[None, None, bool]:
+        """False, with slots as they were, where page tables have outgrown the recorded ones.
+
+        While the device runs the layers ahead of the first attention layer, the host works out the tables.
+        """
+        recorded.fixed.refill(rows)
+        has_tables = False
+        for layers, piece in zip(self._pieces, recorded.pieces, strict=True):
+            if not has_tables and layers.stop > self._num_ahead:
+                has_tables = recorded.refill_tables(rows)
+                if not has_tables:
+                    rows.prepare()
+                    return False
+            piece.replay()
+            for _ in layers:
+                yield
         rows.hidden = recorded.hidden
         rows.batch.kept = _by_part(recorded.kept(len(rows.batch.keep_after)), rows.batch)
+        return True
 
     def _run_and_record(self, room: WalkRoom, rows: CombineRows) -> Generator[None, None, None]:
         fixed, asked = _Fixed(self._context, room, self._of_channels), rows.batch.queries
@@ -216,12 +240,10 @@ class CombineGraphs:
         """Yields after every piece."""
         from services.worker.ops.paged_attention.triton import fixed_launches
 
-        model = self._context.model
         # The page tables of the prompts that are there do not live as long as the graphs.
         queries = replace(fixed.batch.queries, prepared={**fixed_launches(asked)})
         pieces: list[Recording] = []
-        for first in range(0, len(model.layers), _LAYERS):
-            layers = range(first, min(first + _LAYERS, len(model.layers)))
+        for layers in self._pieces:
             before = pieces[-1].outputs[0] if pieces else None
             pieces.append(self._recorder.record(partial(self._run_piece, layers, before, fixed, queries)))
             yield

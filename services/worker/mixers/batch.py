@@ -125,7 +125,8 @@ class CombineBatch:
     queries: at true positions; write_slots `[N]` flat slots of the page pool; slots `[B]` state slots; planes: every part's
     stored planes, one a linear layer, None for a part without a stored body; body_positions: the true position of the token
     behind every part's live run, a stored body's first; keep_after: parts whose end state is wanted as a snapshot; addresses:
-    where every linear layer's bodies lie, for kernels that read them as they are.
+    where every linear layer's bodies lie, for kernels that read them as they are; is_fresh `[B]`: requests that begin with no
+    state, whatever their slots hold; None where every slot holds what its request begins with.
     """
 
     walk: PartWalk
@@ -137,6 +138,14 @@ class CombineBatch:
     keep_after: frozenset[int] = frozenset()
     kept: dict[int, list[LinearSnapshot]] = field(default_factory=dict)
     addresses: PassAddresses | None = None
+    is_fresh: torch.Tensor | None = None
+
+    def begin(self, held: torch.Tensor) -> torch.Tensor:
+        """What the requests `[B, …]` begin with, of what all slots `[slots, …]` hold."""
+        own = held[self.slots]
+        if self.is_fresh is not None:
+            own.masked_fill_(self.is_fresh.view(-1, *[1] * (own.ndim - 1)), 0.0)
+        return own
 
     def addresses_of(self, linear_layer: int) -> BodyAddresses | None:
         """Where one linear layer's bodies lie, if kernels are to read them as they are."""

@@ -86,7 +86,7 @@ class LinearMixer:
             batch.walk.cu_runs,
             batch.seam_tokens,
             torch.stack([carry.state for carry in carries]),
-            torch.stack([_transition(self.shape, carry) for carry in carries]),
+            torch.stack(_transitions(self.shape, carries)),
             batch.walk.prepared,
         )
         for run, (carry, seam) in enumerate(zip(carries, batch.seam_tokens, strict=True)):
@@ -116,7 +116,7 @@ class LinearMixer:
         conv = self._convolve(
             projected.rows,
             batch.walk,
-            self.slots.tails[batch.slots],
+            batch.begin(self.slots.tails),
             [None if plane is None else plane.tail for plane in planes],
             batch.keep_after,
             addresses,
@@ -124,7 +124,7 @@ class LinearMixer:
         result = recurrence.walk(
             self._inputs(conv.outputs, projected, batch.queries.positions),
             batch.walk,
-            self.slots.states[batch.slots],
+            batch.begin(self.slots.states),
             [self._body(*placed) for placed in zip(planes, batch.body_positions, strict=True)],
             batch.keep_after,
             addresses,
@@ -175,6 +175,7 @@ class LinearMixer:
         return Body(plane.transition, self.rotary.rotate_state(plane.end_state, position))
 
 
-def _transition(shape: StateShape, carry: LinearCarry) -> torch.Tensor:
-    """The transition so far; a body that has not begun starts from the identity."""
-    return shape.identity(carry.state.device) if carry.transition is None else carry.transition
+def _transitions(shape: StateShape, carries: Sequence[LinearCarry]) -> list[torch.Tensor]:
+    """The transitions so far; bodies that have not begun start from the identity."""
+    identity = shape.identity(carries[0].state.device)
+    return [identity if carry.transition is None else carry.transition for carry in carries]
