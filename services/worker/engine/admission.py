@@ -1,25 +1,53 @@
 """From a request to a plan: which stored states it uses, what becomes of the parts whose state is gone."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from services.worker.engine.capture import check_body, pages_of
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import EngineContext
 from services.worker.engine.limits import EngineLimits
-from services.worker.engine.requests import GenerateRequest, PromptPart, PromptTooLargeError, ServedPart, Serving
+from services.worker.engine.requests import (
+    CaptureSegment,
+    GenerateRequest,
+    PromptPart,
+    PromptTooLargeError,
+    ServedPart,
+    Serving,
+)
 from services.worker.engine.states import PrefixState, SegmentState
 
-__all__ = ["ResolvedPrompt", "check_size", "resolve", "resolve_live"]
+__all__ = ["CAPTURE_FAILED", "NO_ROOM", "ResolvedPrompt", "check_size", "resolve", "resolve_live"]
+
+CAPTURE_FAILED, NO_ROOM = "capture_failed", "no_room"
 
 _TIER = "worker"
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPrompt:
-    """a plan, how each part of the request is served, and how many leading parts the prefix covers."""
+    """a plan, how each part of the request is served, and how many leading parts the prefix covers.
+
+    cold: segments to capture, each once; where they stand, the plan has empty states until `compose` gives it real ones.
+    """
 
     plan: CombinePlan
     served: tuple[ServedPart, ...]
     first_part: int
+    cold: tuple[CaptureSegment, ...] = ()
+
+    def pages_needed(self, context: EngineContext) -> int:
+        """Pages of the prompt and of what is captured for it."""
+        captured = sum(pages_of(context, segment.token_ids) for segment in self.cold)
+        return self.plan.pages_needed(context.pages.page_size) + captured
+
+    def compose(self, request: GenerateRequest, states: Mapping[bytes, SegmentState]) -> CombinePlan:
+        """The plan with the states of what is captured, by key."""
+        parts = [
+            part if part.state is None else replace(part, state=states.get(asked.key, part.state))
+            for part, asked in zip(self.plan.parts, request.parts[self.first_part :], strict=True)
+        ]
+        return replace(self.plan, parts=tuple(parts))
 
 
 def check_size(request: GenerateRequest, limits: EngineLimits, num_pages: int, page_size: int) -> None:
@@ -43,24 +71,35 @@ def check_size(request: GenerateRequest, limits: EngineLimits, num_pages: int, p
         )
 
 
-def resolve(context: EngineContext, request: GenerateRequest) -> ResolvedPrompt:
-    """Look up every state now; a part whose state is gone is computed in place, and says so."""
+def resolve(context: EngineContext, request: GenerateRequest, refusal: str = "") -> ResolvedPrompt:
+    """Look up every state now; a part whose state is gone is computed in place, and says so.
+
+    refusal: why nothing is to be captured; parts that order it are computed in place for this reason.
+    """
     covered = _covered_parts(request)
     prefix = _find_prefix(context, request, covered) if covered else None
     first_part = covered if prefix is not None else 0
     served: list[ServedPart] = []
     parts: list[CombinePart] = []
     keep = _kept_parts(request)
+    cold = {} if refusal else _find_cold(context, request, first_part)
+    new = set(cold)
     for index, part in enumerate(request.parts):
         if index < first_part:
             served.append(ServedPart(Serving.PREFIX, 0, len(part.token_ids), _TIER))
             continue
         is_last = index == len(request.parts) - 1
         state = None if is_last else _find_segment(context, part)
-        served.append(_served(part, state, "last_part" if is_last else "state_dropped"))
+        if state is None and not is_last and cold.get(part.key) == part.token_ids:
+            state = _empty_state(context, part.token_ids)
+            served.append(_captured(state) if part.key in new else _served(part, state, ""))
+            new.discard(part.key)
+        else:
+            missing = (refusal or CAPTURE_FAILED) if part.captures else "state_dropped"
+            served.append(_served(part, state, "last_part" if is_last else missing))
         parts.append(CombinePart(part.token_ids, state, keep=index in keep))
     plan = CombinePlan(prefix, tuple(parts), request.sampling.max_tokens)
-    return ResolvedPrompt(plan, tuple(served), first_part)
+    return ResolvedPrompt(plan, tuple(served), first_part, tuple(CaptureSegment(*each) for each in cold.items()))
 
 
 def resolve_live(request: GenerateRequest) -> ResolvedPrompt:
@@ -71,7 +110,7 @@ def resolve_live(request: GenerateRequest) -> ResolvedPrompt:
     """
     keep = _kept_parts(request)
     parts = tuple(CombinePart(part.token_ids, keep=index in keep) for index, part in enumerate(request.parts))
-    served = tuple(_served(part, None, "no_room") for part in request.parts)
+    served = tuple(_served(part, None, NO_ROOM) for part in request.parts)
     return ResolvedPrompt(CombinePlan(None, parts, request.sampling.max_tokens), served, 0)
 
 
@@ -96,6 +135,31 @@ def _find_segment(context: EngineContext, part: PromptPart) -> SegmentState | No
     if part.serving is not Serving.SEGMENT:
         return None
     return context.store.get_segment(part.key, part.token_ids)
+
+
+def _find_cold(context: EngineContext, request: GenerateRequest, first_part: int) -> dict[bytes, tuple[int, ...]]:
+    """Token ids by key of what is ordered, not stored, and has a body; of two texts under one key the first counts."""
+    cold: dict[bytes, tuple[int, ...]] = {}
+    for part in request.parts[first_part:-1]:
+        if part.captures and part.key not in context.store and _has_body(context, part.token_ids):
+            cold.setdefault(part.key, part.token_ids)
+    return cold
+
+
+def _has_body(context: EngineContext, token_ids: tuple[int, ...]) -> bool:
+    try:
+        check_body(context, token_ids)
+    except ValueError:
+        return False
+    return True
+
+
+def _empty_state(context: EngineContext, token_ids: tuple[int, ...]) -> SegmentState:
+    return SegmentState(token_ids, context.profile.seam_window.tokens(len(token_ids)), (), ())
+
+
+def _captured(state: SegmentState) -> ServedPart:
+    return ServedPart(Serving.SEGMENT, state.seam_window, 0, _TIER, captured_tokens=state.body_tokens)
 
 
 def _served(part: PromptPart, state: SegmentState | None, reason: str) -> ServedPart:

@@ -5,7 +5,7 @@ depend on what it was packed with; a GPU runs the packed rows at once.
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -14,13 +14,15 @@ from services.worker.engine.combine import CombinePass
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError, pages_for
+from services.worker.engine.requests import CaptureEvent
 from services.worker.engine.states import PrefixState, SegmentState, page_rows
 from services.worker.engine.sweep import Sweep
-from services.worker.mixers.batch import CaptureBatch, LinearCarry, Mixer
+from services.worker.mixers.batch import CaptureBatch, LinearCarry, LinearPlane, Mixer
+from services.worker.mixers.linear import LinearMixer
 from services.worker.ops.layout import PartWalk
 from services.worker.ops.paged_attention import PagedQueries, PageTable
 
-__all__ = ["CapturePass", "CaptureRows", "capture_prime", "check_body", "pages_of"]
+__all__ = ["CapturePass", "CaptureRows", "capture_prime", "check_body", "end_capture", "pages_of", "store_state"]
 
 
 def capture_prime(context: EngineContext) -> PrefixState | None:
@@ -50,9 +52,29 @@ def check_body(context: EngineContext, token_ids: tuple[int, ...]) -> None:
         raise ValueError(f"a segment of {len(token_ids)} tokens has no body behind a seam window of {seam}")
 
 
+def store_state(context: EngineContext, key: bytes, state: SegmentState) -> str:
+    """Hand a captured state and its pages to the store. Returns why it is not stored; empty when it is, or was already."""
+    if context.store.get_segment(key, state.token_ids) is not None:
+        context.pages.release(state.pages)
+        return ""
+    try:
+        context.store.put(key, state)
+    except (NoRoomError, ValueError) as error:
+        context.pages.release(state.pages)
+        return str(error)
+    return ""
+
+
+def end_capture(context: EngineContext, key: bytes, seconds: float, reason: str = "") -> CaptureEvent:
+    """What is said of a segment whose state is stored, or is not for a reason."""
+    state = None if reason else context.store.get(key)
+    size = 0 if state is None else context.store.size_bytes(state)
+    return CaptureEvent(key, size, seconds, reason)
+
+
 @dataclass(slots=True)
 class _Segment:
-    """One segment on its way: its pages, page table and carries."""
+    """One segment on its way: its pages, page table and carries, and the planes of the layers that are done with it."""
 
     token_ids: tuple[int, ...]
     seam_window: int
@@ -60,7 +82,13 @@ class _Segment:
     body_pages: tuple[int, ...]
     table: PageTable
     write_slots: list[int]
-    carries: list[LinearCarry]
+    carries: list[LinearCarry] = field(default_factory=list)
+    planes: list[LinearPlane] = field(default_factory=list)
+
+    @property
+    def state(self) -> SegmentState:
+        """What is there of it: grows with `planes`."""
+        return SegmentState(self.token_ids, self.seam_window, self.planes, self.body_pages)
 
 
 def pages_of(context: EngineContext, token_ids: tuple[int, ...]) -> int:
@@ -70,16 +98,22 @@ def pages_of(context: EngineContext, token_ids: tuple[int, ...]) -> int:
 
 
 class CaptureRows:
-    """One chunk of several segments, packed. See `Rows`. tokens: which of every segment; base: where segments begin."""
+    """One chunk of several segments, packed. See `Rows`. tokens: which of every segment; prime: what they start from.
+
+    Behind the mixer of a layer, the layer's planes of segments that end in this chunk are there for rows after these.
+    """
 
     hidden: torch.Tensor
     _batch: CaptureBatch
 
-    def __init__(self, context: EngineContext, segments: Sequence[_Segment], tokens: range, base: int) -> None:
+    def __init__(
+        self, context: EngineContext, segments: Sequence[_Segment], tokens: range, prime: PrefixState | None
+    ) -> None:
         self._context = context
         self._segments = segments
         self._runs = [range(tokens.start, min(tokens.stop, len(segment.token_ids))) for segment in segments]
-        self._base = base
+        self._prime = prime
+        self._base = 0 if prime is None else len(prime.token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -88,16 +122,39 @@ class CaptureRows:
 
     def start(self) -> None:
         """See `Rows`."""
+        for segment, run in self._placed():
+            if run.start == 0:
+                segment.carries = self._first_carries()
         self._batch = self._create_batch()
         token_ids = [token for segment, run in self._placed() for token in segment.token_ids[run.start : run.stop]]
         self.hidden = self._context.model.embed(self._context.integers(token_ids))
 
     def mix(self, mixer: Mixer, normed: torch.Tensor) -> torch.Tensor:
         """See `Rows`; advances the segments' carries."""
-        return mixer.capture(normed, self._batch)
+        mixed = mixer.capture(normed, self._batch)
+        if isinstance(mixer, LinearMixer):
+            self._finish_layer(mixer)
+        return mixed
+
+    def _finish_layer(self, mixer: LinearMixer) -> None:
+        """The planes of segments that end here, together."""
+        ended = [segment for segment, run in self._placed() if run.stop == len(segment.token_ids)]
+        if ended:
+            carries = [segment.carries[mixer.slots.index] for segment in ended]
+            planes = mixer.finish(carries, [self._base + segment.seam_window for segment in ended])
+            for segment, plane in zip(ended, planes, strict=True):
+                segment.planes.append(plane)
 
     def _placed(self) -> Iterator[tuple[_Segment, range]]:
         return zip(self._segments, self._runs, strict=True)
+
+    def _first_carries(self) -> list[LinearCarry]:
+        if self._prime is not None:
+            return [LinearCarry(snapshot.state, snapshot.tail) for snapshot in self._prime.snapshots]
+        return [
+            LinearCarry(torch.zeros_like(slots.states[0]), torch.zeros_like(slots.tails[0]))
+            for slots in self._context.memory.linear_slots
+        ]
 
     def _create_batch(self) -> CaptureBatch:
         integers = self._context.integers
@@ -121,6 +178,8 @@ class CaptureRows:
 class CapturePass:
     """Several segments on their way through the layers. Creating it reserves their pages.
 
+    states: what is there of each; in its last chunk a layer's plane is there behind the layer's mixer.
+
     Raises:
         NoRoomError: pages are missing; nothing is taken.
         ValueError: a segment has no body under the profile's seam window.
@@ -141,6 +200,11 @@ class CapturePass:
             raise
 
     @property
+    def states(self) -> list[SegmentState]:
+        """See above; the pages are the pass's."""
+        return [segment.state for segment in self._segments]
+
+    @property
     def held_pages(self) -> tuple[int, ...]:
         """Pages that the unfinished pass holds."""
         return tuple(page for segment in self._segments for page in (*segment.seam_pages, *segment.body_pages))
@@ -151,6 +215,12 @@ class CapturePass:
         return all(len(segment.token_ids) <= self._taken for segment in self._segments)
 
     @property
+    def chunks_left(self) -> int:
+        """Sweeps until every chunk has been taken."""
+        longest = max((len(segment.token_ids) for segment in self._segments), default=0)
+        return max(0, -(-(longest - self._taken) // self._chunk))
+
+    @property
     def next_tokens(self) -> int:
         """Tokens of the next chunk of every segment."""
         return sum(min(self._chunk, max(len(segment.token_ids) - self._taken, 0)) for segment in self._segments)
@@ -158,13 +228,14 @@ class CapturePass:
     def take_chunk(self) -> list[CaptureRows]:
         """The next chunk of every segment that has one, for one sweep."""
         running = [segment for segment in self._segments if len(segment.token_ids) > self._taken]
+        packs = [[segment] for segment in running] if self._context.device.type == "cpu" else [running]
         tokens = range(self._taken, self._taken + self._chunk)
         self._taken = tokens.stop
-        return [CaptureRows(self._context, pack, tokens, self._start) for pack in self._packs(running)]
+        return [CaptureRows(self._context, pack, tokens, self._prime) for pack in packs]
 
     def finish(self) -> list[SegmentState]:
         """Behind the last chunk: the states, whose page references are the caller's."""
-        states = [state for pack in self._packs(self._segments) for state in self._finish(pack)]
+        states = [replace(state, planes=tuple(state.planes)) for state in self.states]
         for segment in self._segments:
             self._context.pages.release(segment.seam_pages)
         self._segments.clear()
@@ -198,29 +269,4 @@ class CapturePass:
         rows += page_rows(body_pages, size, self._start, self._start + seam, body)
         table.extend(rows)
         write_slots = [slot for row in rows for slot in row.slots(size)]
-        return _Segment(token_ids, seam, seam_pages, body_pages, table, write_slots, self._first_carries())
-
-    def _first_carries(self) -> list[LinearCarry]:
-        if self._prime is not None:
-            return [LinearCarry(snapshot.state, snapshot.tail) for snapshot in self._prime.snapshots]
-        return [
-            LinearCarry(torch.zeros_like(slots.states[0]), torch.zeros_like(slots.tails[0]))
-            for slots in self._context.memory.linear_slots
-        ]
-
-    def _packs(self, segments: list[_Segment]) -> list[list[_Segment]]:
-        """What shares matrix products."""
-        return [[segment] for segment in segments] if self._context.device.type == "cpu" else [segments]
-
-    def _finish(self, segments: Sequence[_Segment]) -> list[SegmentState]:
-        bodies = [self._start + segment.seam_window for segment in segments]
-        layered = [
-            mixer.finish([segment.carries[layer] for segment in segments], bodies)
-            for layer, mixer in enumerate(self._context.model.linear_mixers)
-        ]
-        return [
-            SegmentState(
-                segment.token_ids, segment.seam_window, tuple(planes[row] for planes in layered), segment.body_pages
-            )
-            for row, segment in enumerate(segments)
-        ]
+        return _Segment(token_ids, seam, seam_pages, body_pages, table, write_slots)

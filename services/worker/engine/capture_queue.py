@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from services.worker.engine.capture import CapturePass, capture_prime, check_body, pages_of
+from services.worker.engine.capture import CapturePass, capture_prime, check_body, end_capture, pages_of, store_state
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
-from services.worker.engine.requests import CaptureEvent, CaptureJob, CaptureSegment
-from services.worker.engine.states import SegmentState
+from services.worker.engine.requests import CaptureJob, CaptureSegment
+from services.worker.engine.states import PrefixState, SegmentState
 from services.worker.engine.sweep import Rows
 
 __all__ = ["CaptureQueue"]
@@ -118,6 +118,11 @@ class CaptureQueue:
             self._end(order, f"capture failed: {error}", 0.0)
 
     @property
+    def prime(self) -> PrefixState | None:
+        """The snapshot from which every segment starts."""
+        return self._prime
+
+    @property
     def num_prime_pages(self) -> int:
         """Pages that the prime holds for good."""
         return 0 if self._prime is None else len(self._prime.pages)
@@ -180,7 +185,7 @@ class CaptureQueue:
             if order.job.request_id in pack.cancelled:
                 self._context.pages.release(state.pages)
             else:
-                self._end(order, self._store(order.segment.key, state), seconds)
+                self._end(order, store_state(self._context, order.segment.key, state), seconds)
 
     def _line_up(self, orders: Sequence[_Order]) -> None:
         self._orders = deque(sorted(orders, key=lambda order: order.job.background))
@@ -210,16 +215,5 @@ class CaptureQueue:
             return False
         return True
 
-    def _store(self, key: bytes, state: SegmentState) -> str:
-        """Why the state could not be stored; empty when it was."""
-        try:
-            self._context.store.put(key, state)
-        except (NoRoomError, ValueError) as error:
-            self._context.pages.release(state.pages)
-            return str(error)
-        return ""
-
     def _end(self, order: _Order, reason: str, seconds: float) -> None:
-        state = None if reason else self._context.store.get(order.segment.key)
-        size = 0 if state is None else self._context.store.size_bytes(state)
-        order.job.sink(CaptureEvent(order.segment.key, size, seconds, reason))
+        order.job.sink(end_capture(self._context, order.segment.key, seconds, reason))

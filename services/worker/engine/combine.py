@@ -216,8 +216,13 @@ class CombineRows:
 
 
 def _locate(context: EngineContext, states: Sequence[SegmentState]) -> PassAddresses | None:
-    """Where the planes of stored bodies lie, where kernels read them as they are: unturned, on their own device."""
+    """Where the planes of stored bodies lie, where kernels read them as they are: unturned, on their own device.
+
+    None too where some are on their way through the layers: then every layer looks where its own lie.
+    """
     mixers = context.model.linear_mixers
+    if any(len(state.addresses) < len(mixers) for state in states):
+        return None
     if not has_kernels(context.device) or not mixers or any(mixer.rotary is not None for mixer in mixers):
         return None
     nothing = np.zeros((len(mixers), 3), dtype=np.int64)

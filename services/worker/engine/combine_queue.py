@@ -12,6 +12,7 @@ import torch
 from services.worker.engine.admission import ResolvedPrompt
 from services.worker.engine.combine import CombinePass, CombineRows, Prompt
 from services.worker.engine.context import EngineContext
+from services.worker.engine.ordered_captures import OrderedCaptures
 from services.worker.engine.requests import EngineError, FailedEvent, GenerateRequest
 from services.worker.engine.sweep import Rows
 
@@ -25,7 +26,7 @@ def count_joined(live_tokens: Sequence[int], limit: int) -> int:
 
 @dataclass(slots=True)
 class AdmittedPrompt:
-    """A request with everything that it needs to combine. since: when it was submitted.
+    """A request with everything that it needs to capture and combine. since: when it was submitted.
 
     is_cancelled: nobody wants it any more, and its rows have still to end; runs_alone: a sweep failed that it shared.
     """
@@ -34,15 +35,30 @@ class AdmittedPrompt:
     since: float
     resolved: ResolvedPrompt
     combine: CombinePass
+    captures: OrderedCaptures
     admitted_at: float = field(default_factory=time.monotonic)
     is_cancelled: bool = False
     runs_alone: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that it brings to a sweep in which it is combined."""
+        return self.resolved.plan.num_live + self.captures.next_tokens
+
+    def release(self) -> None:
+        """Give back everything."""
+        self.captures.abandon()
+        self.combine.release()
 
 
 class CombineQueue:
     """Combines in order of arrival. What arrives while a sweep runs waits for the next. Lives on the engine's thread.
 
-    See `Line`. `start` gets the prompts that a sweep has combined, and their last logits `[B, vocabulary]`.
+    The last chunk of what a prompt captures shares the sweep in which it is combined: in every layer captures come first,
+    and leave there what the prompt composes. Chunks before that run ahead of it, in sweeps of their own.
+
+    See `Line`. `start` gets the prompts that a sweep has combined, and their last logits `[B, vocabulary]`; `readmit` one
+    that has given up its captures in a sweep that failed, with all that it held.
     """
 
     def __init__(
@@ -50,13 +66,16 @@ class CombineQueue:
         context: EngineContext,
         sweep_tokens: int,
         start: Callable[[Sequence[AdmittedPrompt], torch.Tensor], None],
+        readmit: Callable[[AdmittedPrompt], None],
     ) -> None:
         self._context = context
         self._sweep_tokens = sweep_tokens
         self._start = start
+        self._readmit = readmit
         self._waiting: deque[AdmittedPrompt] = deque()
         self._swept: list[AdmittedPrompt] = []
-        self._rows = CombineRows(context, ())
+        # None while chunks run ahead.
+        self._rows: CombineRows | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -71,13 +90,23 @@ class CombineQueue:
     @property
     def prompts(self) -> list[Prompt]:
         """Everything that holds pages and a slot, cancelled or not."""
-        return [one.combine.prompt for one in (*self._swept, *self._waiting)]
+        return [one.combine.prompt for one in self._admitted]
+
+    @property
+    def captured_keys(self) -> set[bytes]:
+        """Segments whose capture has yet to end."""
+        return {key for one in self._admitted for key in one.captures.keys}
+
+    def held_pages(self) -> list[tuple[int, ...]]:
+        """Pages of captures."""
+        return [one.captures.held_pages for one in self._admitted]
 
     @property
     def room(self) -> int:
         """Tokens that others may bring to the running sweep."""
-        runs_alone = any(one.runs_alone for one in self._swept)
-        return 0 if runs_alone else max(0, self._sweep_tokens - self._rows.num_tokens)
+        if self._rows is None or any(one.runs_alone for one in self._swept):
+            return 0
+        return max(0, self._sweep_tokens - self._rows.num_tokens)
 
     def add(self, prompt: AdmittedPrompt) -> None:
         """Put a prompt in the line."""
@@ -96,48 +125,73 @@ class CombineQueue:
 
     def take(self) -> Sequence[Rows]:
         """See `Line`."""
-        joinable = list(takewhile(lambda one: not one.runs_alone, self._waiting))
-        count = count_joined([one.resolved.plan.num_live for one in joinable], self._sweep_tokens)
+        if self._waiting[0].captures.runs_ahead:
+            self._swept = [self._waiting.popleft()]
+            return self._swept[0].captures.take_chunk()
+        joinable = list(takewhile(lambda one: not (one.runs_alone or one.captures.runs_ahead), self._waiting))
+        count = count_joined([one.num_rows for one in joinable], self._sweep_tokens)
         self._swept = [self._waiting.popleft() for _ in range(count)]
         self._rows = CombineRows(self._context, [one.combine for one in self._swept])
-        return [self._rows]
+        return [*(rows for one in self._swept for rows in one.captures.take_chunk()), self._rows]
 
     def finish(self) -> None:
         """See `Line`."""
+        rows = self._rows
+        wanted = [one for one in self._swept if not one.is_cancelled]
         try:
-            logits = self._rows.finish()
+            logits = None if rows is None else rows.finish()
+            for one in wanted:
+                one.captures.finish_chunk()
         except Exception as error:
             self.fail(error)
             return
         kept = [row for row, one in enumerate(self._swept) if not one.is_cancelled]
-        self._start(self._end(), logits[kept])
+        self._end()
+        if logits is None:
+            self._waiting.extendleft(wanted)
+        else:
+            self._start(wanted, logits[kept])
 
     def retry(self) -> None:
-        """See `Line`."""
+        """See `Line`; whatever failed, captures are given up with it."""
         wanted = self._end()
         for one in wanted:
             one.runs_alone = True
             one.combine.drop_snapshots()
-        self._waiting.extendleft(reversed(wanted))
+        self._waiting.extendleft(one for one in reversed(wanted) if not one.captures.keys)
+        for one in reversed(wanted):
+            self._give_up_captures(one, "a sweep failed that it shared")
 
     def fail(self, error: Exception) -> None:
-        """See `Line`."""
+        """See `Line`; one that captures is served without."""
         if len(self._swept) > 1:
             self.retry()
             return
-        wanted = self._end()
-        self._release(wanted)
-        for one in wanted:
-            one.request.sink(FailedEvent(EngineError(f"combine failed: {error}")))
+        for one in self._end():
+            if one.captures.keys:
+                self._give_up_captures(one, f"capture failed: {error}")
+            else:
+                one.release()
+                one.request.sink(FailedEvent(EngineError(f"combine failed: {error}")))
+
+    @property
+    def _admitted(self) -> Sequence[AdmittedPrompt]:
+        return (*self._swept, *self._waiting)
+
+    def _give_up_captures(self, one: AdmittedPrompt, reason: str) -> None:
+        if one.captures.keys:
+            one.captures.fail(reason)
+            one.release()
+            self._readmit(one)
 
     def _end(self) -> list[AdmittedPrompt]:
         """No rows run any more. Returns the prompts that nobody has cancelled; the others are freed."""
         swept, self._swept = self._swept, []
         # What rows hold of a state that has been dropped must not outlive them.
-        self._rows = CombineRows(self._context, ())
+        self._rows = None
         self._release([one for one in swept if one.is_cancelled])
         return [one for one in swept if not one.is_cancelled]
 
     def _release(self, prompts: Sequence[AdmittedPrompt]) -> None:
         for one in prompts:
-            one.combine.release()
+            one.release()

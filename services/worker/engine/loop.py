@@ -7,16 +7,26 @@ from dataclasses import dataclass, field
 
 import torch
 
-from services.worker.engine.admission import ResolvedPrompt, check_size, resolve, resolve_live
+from services.worker.engine.admission import (
+    CAPTURE_FAILED,
+    NO_ROOM,
+    ResolvedPrompt,
+    check_size,
+    resolve,
+    resolve_live,
+)
+from services.worker.engine.capture import end_capture
 from services.worker.engine.capture_queue import CaptureQueue
 from services.worker.engine.combine import CombinePass
 from services.worker.engine.combine_queue import AdmittedPrompt, CombineQueue
 from services.worker.engine.context import EngineContext
 from services.worker.engine.decode import DecodeLoop, RunningRequest
 from services.worker.engine.limits import EngineLimits
+from services.worker.engine.ordered_captures import OrderedCaptures
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.prefill import Prefill
 from services.worker.engine.requests import (
+    CaptureEvent,
     CaptureJob,
     EngineFullError,
     GenerateRequest,
@@ -30,8 +40,11 @@ __all__ = ["Engine"]
 
 @dataclass(slots=True)
 class _Waiting:
+    """refusal: why what it orders to capture is computed in place."""
+
     request: GenerateRequest
     since: float = field(default_factory=time.monotonic)
+    refusal: str = ""
 
 
 class Engine:
@@ -45,11 +58,14 @@ class Engine:
         self.context = context
         self.limits = limits
         self._waiting: deque[_Waiting] = deque()
-        self._combines = CombineQueue(context, limits.sweep_tokens, self._start_decoding)
+        # Prompts that capture come behind those that do not.
+        self._combines, self._cold = (
+            CombineQueue(context, limits.sweep_tokens, self._start_decoding, self._readmit) for _ in range(2)
+        )
         self._running: list[RunningRequest] = []
         with torch.inference_mode():
             self._captures = CaptureQueue(context, limits.capture_tokens)
-        self._prefill = Prefill(context, self._combines, self._captures)
+        self._prefill = Prefill(context, self._combines, self._cold, self._captures)
         self._decode = DecodeLoop(context)
 
     @property
@@ -60,7 +76,7 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Requests that combine or decode."""
-        return len(self._combines.prompts) + len(self._running)
+        return len(self._combines.prompts) + len(self._cold.prompts) + len(self._running)
 
     @property
     def num_decoding(self) -> int:
@@ -116,10 +132,10 @@ class Engine:
         Raises:
             AssertionError: they do not.
         """
-        prompts = [*(one.prompt for one in self._running), *self._combines.prompts]
+        prompts = [*(one.prompt for one in self._running), *self._combines.prompts, *self._cold.prompts]
         holdings = [pages for prompt in prompts for pages in (prompt.owned, prompt.shared)]
         holdings += [state.pages for state in self.context.store]
-        holdings += self._captures.held_pages()
+        holdings += self._captures.held_pages() + self._cold.held_pages()
         self.context.pages.check_integrity(holdings)
         self.context.store.check_integrity()
         if len(prompts) + self.context.slots.num_free != self.context.slots.num_slots:
@@ -128,30 +144,65 @@ class Engine:
     def _admit(self) -> None:
         """First come, first served: what does not fit now waits at the head of the line.
 
-        Stored states make room for it, save those that it uses itself; where these leave it no room although nothing
-        runs that would give some back, it is served without them.
+        Stored states make room for it, save those that it uses itself. What another request captures for it already is
+        waited for.
         """
         while self._waiting and self.num_running < self.limits.max_running:
-            request = self._waiting[0].request
-            resolved = resolve(self.context, request)
-            combine = self._reserve(resolved, {request.prefix_key, *(part.key for part in request.parts)})
-            if combine is None and not self.num_running:
-                resolved = resolve_live(request)
-                combine = self._reserve(resolved, ())
-            if combine is None:
+            admitted = self._admit_one(self._waiting[0])
+            if admitted is None:
                 return
-            waiting = self._waiting.popleft()
-            self._combines.add(AdmittedPrompt(waiting.request, waiting.since, resolved, combine))
+            self._waiting.popleft()
+            self._tell_stored(admitted)
+            (self._cold if admitted.captures.keys else self._combines).add(admitted)
 
-    def _reserve(self, resolved: ResolvedPrompt, protected: Collection[bytes]) -> CombinePass | None:
-        """A pass with everything that it needs; None while that is not to be had."""
-        needed = resolved.plan.pages_needed(self.context.pages.page_size)
-        if not self.context.store.make_room(needed, protected):
+    def _admit_one(self, waiting: _Waiting) -> AdmittedPrompt | None:
+        """Where nothing runs that would give room back, it is served without captures, and at last without any state."""
+        request = waiting.request
+        resolved = resolve(self.context, request, waiting.refusal)
+        if not self._cold.captured_keys.isdisjoint(segment.key for segment in resolved.cold):
+            return None
+        own = {request.prefix_key, *(part.key for part in request.parts)}
+        admitted = self._reserve(waiting, resolved, own)
+        if admitted is None and not self.num_running:
+            admitted = self._reserve(waiting, resolve(self.context, request, NO_ROOM), own)
+            admitted = admitted or self._reserve(waiting, resolve_live(request), ())
+            if admitted is not None:
+                self._tell_refused(resolved, request, NO_ROOM)
+        return admitted
+
+    def _reserve(
+        self, waiting: _Waiting, resolved: ResolvedPrompt, protected: Collection[bytes]
+    ) -> AdmittedPrompt | None:
+        """A prompt with everything that it needs; None while that is not to be had."""
+        request, context = waiting.request, self.context
+        if not context.store.make_room(resolved.pages_needed(context), protected):
             return None
         try:
-            return CombinePass(self.context, resolved.plan)
+            captures = OrderedCaptures(
+                context, resolved.cold, self._captures.prime, self.limits.capture_tokens, request.sink
+            )
         except NoRoomError:
             return None
+        try:
+            combine = CombinePass(context, resolved.compose(request, captures.states))
+        except NoRoomError:
+            captures.abandon()
+            return None
+        return AdmittedPrompt(request, waiting.since, resolved, combine, captures)
+
+    def _readmit(self, prompt: AdmittedPrompt) -> None:
+        """It goes first, without its captures."""
+        self._waiting.appendleft(_Waiting(prompt.request, prompt.since, CAPTURE_FAILED))
+
+    def _tell_stored(self, prompt: AdmittedPrompt) -> None:
+        """What is to be captured and is there already has ended."""
+        for key in dict.fromkeys(part.key for part in prompt.request.parts if part.captures):
+            if key not in prompt.captures.keys and key in self.context.store:
+                prompt.request.sink(end_capture(self.context, key, 0.0))
+
+    def _tell_refused(self, resolved: ResolvedPrompt, request: GenerateRequest, reason: str) -> None:
+        for segment in resolved.cold:
+            request.sink(CaptureEvent(segment.key, 0, 0.0, reason))
 
     def _advance(self) -> None:
         """Layers of passes until the budget of tokens times layers is spent; without decoding nothing waits for it."""

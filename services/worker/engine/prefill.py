@@ -14,6 +14,10 @@ from services.worker.engine.sweep import Rows, Sweep
 __all__ = ["Line", "Prefill"]
 
 
+# Sweeps of other prompts that go before one of a prompt that captures.
+_OVERTAKING_SWEEPS = 8
+
+
 class Line(Protocol):
     """Work of one kind, of which at most one piece is in a sweep: taken from the line, it is finished, retried or failed."""
 
@@ -64,52 +68,72 @@ class _Running:
 
 
 class Prefill:
-    """Prompts first: they wait for no sweep of captures.
+    """Prompts first: they wait for no sweep of captures, and those that capture themselves come behind those that do not,
+    though not behind more than `_OVERTAKING_SWEEPS` of them.
 
     Captures that wait when a sweep of prompts begins fill its room, up to a number of rows that costs a GPU no more than
     one of them; not where prompts are replayed, which takes half the time of any sweep, so that nobody's first token is
     later for a neighbour's capture.
     """
 
-    def __init__(self, context: EngineContext, combines: CombineQueue, captures: CaptureQueue) -> None:
+    def __init__(
+        self, context: EngineContext, combines: CombineQueue, cold: CombineQueue, captures: CaptureQueue
+    ) -> None:
         self._context = context
         self._combines = combines
+        self._cold = cold
         self._captures = captures
+        # The most urgent first.
+        self._lines: tuple[Line, ...] = (combines, cold, captures)
         self._graphs = choose_combine_graphs(context)
         self._running: list[_Running] = []
+        self._overtaken = 0
 
     @property
     def has_work(self) -> bool:
         """Something is left to capture or to combine."""
-        return self._combines.has_work or self._captures.has_work
+        return any(line.has_work for line in self._lines)
 
     def cancel(self, request_id: str) -> None:
         """Stop whatever runs under an id."""
-        lines: tuple[Line, Line] = (self._combines, self._captures)
-        for line in lines:
+        for line in self._lines:
             if line.cancel(request_id):
                 self._drop(line)
 
     def advance(self) -> int:
         """One layer of the running sweep, or the start of the next; returns token layers spent."""
-        if self._combines.is_ready or not self._running:
-            self._begin()
+        line = self._next_line()
+        if line is not None:
+            self._begin(line)
             return 0
         running = self._running[-1]
         tokens = running.sweep.num_tokens
         try:
             next(running.steps)
         except StopIteration:
-            self._running.pop()
+            self._end(running)
             for member in running.members:
                 member.line.finish()
         except Exception as error:
-            self._running.pop()
+            self._end(running)
             self._give_back(running.members, error)
         return tokens
 
-    def _begin(self) -> None:
-        members = [member for member in self._take() if member.rows]
+    def _next_line(self) -> Line | None:
+        """Whose sweep begins now, between two layers of one that is less urgent."""
+        first = 1 if self._cold.has_work and self._overtaken >= _OVERTAKING_SWEEPS else 0
+        last = self._lines.index(self._running[-1].members[0].line) if self._running else len(self._lines)
+        return next((line for line in self._lines[first:last] if line.is_ready), None)
+
+    def _end(self, running: _Running) -> None:
+        self._running.remove(running)
+        if any(member.line is self._cold for member in running.members):
+            self._overtaken = 0
+
+    def _begin(self, line: Line) -> None:
+        if line is self._combines and self._cold.has_work:
+            self._overtaken += 1
+        members = [member for member in self._take(line) if member.rows]
         if members:
             rows = [own for member in members for own in member.rows]
             sweep = Sweep(self._context, rows)
@@ -122,13 +146,11 @@ class Prefill:
             return self._graphs.run(first)
         return sweep.run()
 
-    def _take(self) -> list[_Member]:
-        if not self._combines.is_ready:
-            return [_Member(self._captures, self._captures.take())]
-        prompts = _Member(self._combines, self._combines.take())
-        if self._graphs is not None:
-            return [prompts]
-        return [prompts, _Member(self._captures, self._captures.take_within(self._combines.room))]
+    def _take(self, line: Line) -> list[_Member]:
+        taken = [_Member(line, line.take())]
+        if line is self._combines and self._graphs is None:
+            taken.append(_Member(self._captures, self._captures.take_within(self._combines.room)))
+        return taken
 
     def _give_back(self, members: Sequence[_Member], error: Exception) -> None:
         if len(members) == 1:

@@ -51,11 +51,15 @@ class Serving(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """One part of a prompt; `key` names the stored state with SEGMENT."""
+    """One part of a prompt; `key` names the stored state with SEGMENT.
+
+    captures: where no state is stored under the key, it is computed, stored and used.
+    """
 
     token_ids: tuple[int, ...]
     serving: Serving = Serving.LIVE
     key: bytes = b""
+    captures: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,17 @@ class SnapshotOrder:
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """What became of a part. reason: why a part that was to be reused was computed; tier: where its state lay."""
+    """What became of a part. reason: why a part that was to be reused was computed; tier: where its state lay.
+
+    captured_tokens: of a body whose state this request has computed; live, reused and captured tokens are the whole part.
+    """
 
     serving: Serving
     live_tokens: int
     reused_tokens: int
     tier: str = ""
     reason: str = ""
+    captured_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +133,25 @@ class FailedEvent:
     error: EngineError
 
 
-GenerateEvent = PrefilledEvent | TokenEvent | FinishedEvent | FailedEvent
+@dataclass(frozen=True, slots=True)
+class CaptureEvent:
+    """One segment's end. `reason` is empty when its state is stored."""
+
+    key: bytes
+    size_bytes: int
+    seconds: float
+    reason: str = ""
+
+
+GenerateEvent = CaptureEvent | PrefilledEvent | TokenEvent | FinishedEvent | FailedEvent
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Combine parts and decode. `sink` gets every event, on the engine's thread."""
+    """Combine parts and decode. `sink` gets every event, on the engine's thread.
+
+    One `CaptureEvent` a segment that a part orders to capture comes ahead of the `PrefilledEvent`.
+    """
 
     request_id: str
     parts: tuple[PromptPart, ...]
@@ -146,16 +167,6 @@ class CaptureSegment:
 
     key: bytes
     token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureEvent:
-    """One segment's end. `reason` is empty when its state is stored."""
-
-    key: bytes
-    size_bytes: int
-    seconds: float
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

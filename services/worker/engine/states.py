@@ -24,15 +24,16 @@ def page_rows(pages: Sequence[int], page_size: int, base: int, first: int, num_t
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """One segment under one profile; immutable.
+    """One segment under one profile; immutable once it is captured.
 
-    planes: one a linear layer; pages: keys and values of the body's tokens in every attention layer; addresses: where every
-    plane's transition, end state and tail lie, int64 `[layers, 3]`, for kernels that read them as they are.
+    planes: one a linear layer, fewer while the capture is on its way through the layers; pages: keys and values of the
+    body's tokens in every attention layer; addresses: where every plane's transition, end state and tail lie, int64
+    `[layers, 3]`, for kernels that read them as they are, none if it was on its way when it was made.
     """
 
     token_ids: tuple[int, ...]
     seam_window: int
-    planes: tuple[LinearPlane, ...]
+    planes: Sequence[LinearPlane]
     pages: tuple[int, ...]
     addresses: NDArray[np.int64] = field(init=False, compare=False, repr=False)
 

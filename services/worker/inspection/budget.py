@@ -59,8 +59,9 @@ def share_memory(total: int, spec: ModelSpec, sizes: Sizes, itemsize: int, passe
     fixed = MemoryShares(
         weights=sizes.weights,
         slots=passes.max_running * sizes.request_state,
-        # States and transitions of a pack, once as they are and once as a pass leaves them.
-        carries=2 * packed * planes,
+        # States and transitions of a pack of captures and of one that prompts have ordered, each once as they are and once
+        # as a pass leaves them.
+        carries=4 * packed * planes,
         workspace=workspace_bytes(spec, itemsize, passes.pass_tokens),
         recorded=_recorded_bytes(spec, sizes, itemsize, passes),
         pages=0,

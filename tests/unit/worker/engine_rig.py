@@ -24,7 +24,7 @@ from services.worker.engine.sampling import SamplingOptions
 from services.worker.engine.seam import SeamWindow
 from tests.exactness.rig import draw_ids
 
-__all__ = ["WINDOW", "EngineRig", "Heard", "live", "segment"]
+__all__ = ["WINDOW", "EngineRig", "Heard", "cold", "live", "segment"]
 
 WINDOW = 4
 
@@ -52,11 +52,16 @@ class Heard:
         return self.prefilled.parts
 
     @property
+    def captured(self) -> dict[bytes, str]:
+        """Why each ordered capture failed, by key; empty for those that did not."""
+        return {event.key: event.reason for event in self.events if isinstance(event, CaptureEvent)}
+
+    @property
     def is_complete(self) -> bool:
-        """One prefill first, one end last, tokens between, and their count adds up."""
+        """Captures aside: one prefill first, one end last, tokens between, and their count adds up."""
         if len(self.events) < 2:
             return False
-        first, *tokens, last = self.events
+        first, *tokens, last = [event for event in self.events if not isinstance(event, CaptureEvent)]
         return (
             isinstance(first, PrefilledEvent)
             and all(isinstance(event, TokenEvent) for event in tokens)
@@ -73,6 +78,11 @@ def live(count: int, seed: int) -> PromptPart:
 def segment(key: bytes, token_ids: tuple[int, ...]) -> PromptPart:
     """A part to be served from a stored state."""
     return PromptPart(token_ids, Serving.SEGMENT, key)
+
+
+def cold(key: bytes, token_ids: tuple[int, ...]) -> PromptPart:
+    """A part to be served from a stored state, which is captured where there is none."""
+    return PromptPart(token_ids, Serving.SEGMENT, key, captures=True)
 
 
 class EngineRig:
