@@ -151,8 +151,9 @@ class Engine:
             admitted = self._admit_one(self._waiting[0])
             if admitted is None:
                 return
-            self._waiting.popleft()
-            self._tell_stored(admitted)
+            waiting = self._waiting.popleft()
+            if not waiting.refusal:
+                self._tell_stored(admitted)
             (self._cold if admitted.captures.keys else self._combines).add(admitted)
 
     def _admit_one(self, waiting: _Waiting) -> AdmittedPrompt | None:
@@ -196,8 +197,9 @@ class Engine:
 
     def _tell_stored(self, prompt: AdmittedPrompt) -> None:
         """What is to be captured and is there already has ended."""
-        for key in dict.fromkeys(part.key for part in prompt.request.parts if part.captures):
-            if key not in prompt.captures.keys and key in self.context.store:
+        ordered = {part.key: part.token_ids for part in prompt.request.parts if part.captures}
+        for key, token_ids in ordered.items():
+            if self.context.store.get_segment(key, token_ids) is not None:
                 prompt.request.sink(end_capture(self.context, key, 0.0))
 
     def _tell_refused(self, resolved: ResolvedPrompt, request: GenerateRequest, reason: str) -> None:

@@ -1,5 +1,6 @@
 """Any interleaving of requests, captures, cancellations, drops and steps: the books balance after each."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import CaptureEvent, CaptureSegment, EngineFullError, PromptPart, SnapshotOrder
 from tests.exactness.rig import create_context, draw_ids
 from tests.models import VARIANTS, CheckpointFactory
-from tests.unit.worker.engine_rig import EngineRig, Heard, create_profile, live, segment
+from tests.unit.worker.engine_rig import EngineRig, Heard, cold, create_profile, live, segment
 
 SEGMENTS = {bytes([65 + index]): draw_ids(length, index) for index, length in enumerate((5, 9, 33, 70))}
 SNAPSHOT_KEYS = (b"p", b"q")
@@ -38,10 +39,23 @@ class EngineMachine(RuleBasedStateMachine):
         self.captures: dict[str, tuple[int, list[CaptureEvent]]] = {}
         self.silenced: dict[str, int] = {}
 
-    @rule(keys=st.lists(KEYS, max_size=3), tail=st.integers(1, 40), tokens=st.integers(1, 20), keep=st.booleans())
-    def submit(self, keys: list[bytes], tail: int, tokens: int, keep: bool) -> None:
+    @rule(
+        keys=st.lists(KEYS, max_size=3),
+        tail=st.integers(1, 40),
+        tokens=st.integers(1, 20),
+        keep=st.booleans(),
+        part=st.sampled_from([segment, cold]),
+    )
+    def submit(
+        self,
+        keys: list[bytes],
+        tail: int,
+        tokens: int,
+        keep: bool,
+        part: Callable[[bytes, tuple[int, ...]], PromptPart],
+    ) -> None:
         name = f"r{len(self.heard)}"
-        parts: list[PromptPart] = [segment(key, SEGMENTS[key]) for key in keys]
+        parts: list[PromptPart] = [part(key, SEGMENTS[key]) for key in keys]
         orders = (SnapshotOrder(SNAPSHOT_KEYS[len(keys) % 2], len(keys)),) if keep and keys else ()
         try:
             self.heard[name] = self.rig.submit(name, *parts, live(tail, tail), max_tokens=tokens, snapshots=orders)
