@@ -32,9 +32,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 class StubServices:
     """Stub worker and cache service in a background loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_capture: bool = True) -> None:
         self.cache = StubCache()
-        self.worker = StubWorker(self.cache)
+        self.worker = StubWorker(self.cache, can_capture=can_capture)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, daemon=True)
         self._servers: list[grpc.aio.Server] = []
@@ -102,10 +102,10 @@ class StubServices:
 
 
 class RouterStack(StubServices):
-    """Stub services and the router, served over HTTP."""
+    """Stub services and the router, served over HTTP. can_capture: as `WorkerInfo` says of the worker."""
 
-    def __init__(self, settings: RouterSettings | None = None) -> None:
-        super().__init__()
+    def __init__(self, settings: RouterSettings | None = None, *, can_capture: bool = True) -> None:
+        super().__init__(can_capture=can_capture)
         self._settings = settings or RouterSettings()
 
     def __enter__(self) -> Self:

@@ -44,7 +44,7 @@ class WorkerDiedError(UnavailableError):
 
 @dataclass
 class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """Knobs first, records after them."""
+    """Knobs first, records after them; `begun` are the keys of captures, ordered either way."""
 
     cache: StubCache
     tokenizer: Tokenizer = field(default_factory=train_tokenizer)
@@ -58,9 +58,11 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     deaths_before_first_token: int = 0
     dies_after_tokens: int = -1
     drops_states: bool = False
+    can_capture: bool = True
     held: set[bytes] = field(default_factory=set)
     requests: list[worker_pb2.GenerateRequest] = field(default_factory=list)
     captures: list[worker_pb2.CaptureRequest] = field(default_factory=list)
+    begun: list[bytes] = field(default_factory=list)
     num_running: int = 0
     num_cancelled: int = 0
 
@@ -85,7 +87,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
                 context_length=CONTEXT_LENGTH,
                 stop_token_ids=[SPECIAL_TOKENS.index("<|im_end|>")],
                 eos_token="<|im_end|>",
-                can_capture=True,
+                can_capture=self.can_capture,
                 can_combine=True,
             )
         )
@@ -99,6 +101,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.CaptureRequest, worker_pb2.CaptureEvent],
     ) -> AsyncIterator[worker_pb2.CaptureEvent]:
         self.captures.append(request)
+        self.begun += [segment.key for segment in request.segments]
         await asyncio.sleep(self.capture_delay_seconds)
         if self.broken_captures:
             raise InternalError("the stub's captures are broken")
@@ -148,6 +151,9 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.DropResponse(num_dropped=len(dropped))
 
     async def _events(self, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.GenerateEvent]:
+        if ordered := [part.key for part in request.parts if part.HasField("capture")]:
+            self.begun += ordered
+            await asyncio.sleep(self.capture_delay_seconds)
         parts = [self._serve(part, request) for part in request.parts]
         for snapshot in request.snapshots:
             self.held.add(snapshot.key)
@@ -173,8 +179,22 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         key = request.prefix_key if part.serving == worker_pb2.PART_SERVING_PREFIX else part.key
         if part.serving == worker_pb2.PART_SERVING_LIVE:
             return worker_pb2.ServedPart(serving=part.serving, live_tokens=length)
+        if part.HasField("capture") and key not in self.held:
+            return self._capture(part)
         if key not in self.held or self.drops_states:
             reason = "state_dropped"
             return worker_pb2.ServedPart(serving=worker_pb2.PART_SERVING_LIVE, live_tokens=length, reason=reason)
         live = SEAM_WINDOW if part.serving == worker_pb2.PART_SERVING_SEGMENT else 0
         return worker_pb2.ServedPart(serving=part.serving, live_tokens=live, reused_tokens=length - live, tier="host")
+
+    def _capture(self, part: worker_pb2.PromptPart) -> worker_pb2.ServedPart:
+        """As it combines."""
+        length = len(part.token_ids)
+        if self.failing_captures or self.broken_captures:
+            live = worker_pb2.PART_SERVING_LIVE
+            return worker_pb2.ServedPart(serving=live, live_tokens=length, reason="capture_failed")
+        self.held.add(part.key)
+        self.cache.publish(part.key)
+        return worker_pb2.ServedPart(
+            serving=part.serving, live_tokens=SEAM_WINDOW, captured_tokens=length - SEAM_WINDOW, tier="host"
+        )

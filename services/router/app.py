@@ -151,6 +151,7 @@ def _part_orders(parts: Sequence[PartPlan]) -> tuple[PartOrder, ...]:
             each.part.token_ids,
             servings.get(each.served, PartServing.LIVE),
             each.key if each.served in (Served.HIT, Served.COLD) else b"",
+            each.order,
         )
         for each in parts
     )

@@ -21,6 +21,7 @@ from services.router.domain.plan import (
     Served,
     draft,
     serve_live,
+    settle_captures,
     settle_prefix,
     settle_segments,
     without_directory,
@@ -99,7 +100,11 @@ class ReuseSession:
                 background.spawn(self._release(self.lease_id))
 
     async def settle(self) -> Plan:
-        """Decide how every part is served; captures cold segments, or puts them off with `cold: live`."""
+        """Decide how every part is served.
+
+        Cold segments are left to the worker that combines, where it captures too and nobody else is waited for; else they
+        are captured now, or put off with `cold: live`.
+        """
         await self._ask(self.plan.entries)
         started = time.monotonic()
         asked_seconds = self.plan_seconds
@@ -165,14 +170,13 @@ class ReuseSession:
             raise
 
     async def _capture_cold(self) -> None:
+        if self._subject.model.can_capture and not any(self.plan.with_status(Served.PENDING)):
+            return
         cold = sorted(self.plan.with_status(Served.COLD), key=lambda each: -each.part.num_tokens)
-        orders = tuple(_order(each) for each in cold if each.ticket)
+        orders = tuple(_order(each) for each in cold if each.order)
         if not orders:
             return
-        stored = await self._capture(CaptureBatch(orders))
-        self.plan = serve_live(
-            self.plan, lambda each: each.served is Served.COLD and each.key not in stored, Reason.CAPTURE_FAILED
-        )
+        self.plan = settle_captures(self.plan, await self._capture(CaptureBatch(orders)))
 
     async def _capture(self, batch: CaptureBatch) -> set[bytes]:
         """Keys of the segments that the worker now holds."""

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,7 +28,6 @@ from services.worker.engine.requests import (
     FinishedEvent,
     GenerateEvent,
     PrefilledEvent,
-    StoredSnapshot,
     TokenEvent,
 )
 from services.worker.engine.states import SegmentState
@@ -46,6 +45,29 @@ class _CopiedState:
 
     state: SegmentState
     layers: tuple[list[Plane], ...]
+
+
+class _Publishing:
+    """Publishes the states of one request beside its reply: no token waits for a slow cache service."""
+
+    def __init__(self, residency: Residency, tickets: Mapping[bytes, worker_pb2.TicketRef]) -> None:
+        self._residency = residency
+        self._tickets = tickets
+        self._tasks: list[asyncio.Task[str]] = []
+
+    def start(self, key: bytes, size_bytes: int) -> None:
+        """Begin with a state that the store holds; one that is refused is dropped."""
+        publish = self._residency.publish(key, self._tickets[key], size_bytes)
+        self._tasks.append(asyncio.create_task(publish))
+
+    async def wait(self) -> None:
+        """Until all are published or refused."""
+        await asyncio.gather(*self._tasks)
+
+    def cancel(self) -> None:
+        """Stop what has not ended."""
+        for task in self._tasks:
+            task.cancel()
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -88,24 +110,29 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         events: asyncio.Queue[GenerateEvent] = asyncio.Queue()
         job = messages.generate_request(request, call_id, self._served.spec.vocab_size, _sink_to(events))
         tickets = {order.key: order.ticket for order in request.snapshots}
-        publishing: asyncio.Task[None] | None = None
+        tickets |= {part.key: part.capture for part in request.parts if part.HasField("capture")}
+        publishing = _Publishing(self._residency, tickets)
         try:
             await self._engine.call(lambda engine: engine.submit(job))
             async for event in _until_finished(events):
-                if isinstance(event, FinishedEvent) and publishing is not None:
+                if isinstance(event, CaptureEvent):
+                    self._metrics.on_capture(event)
+                    if not event.reason:
+                        publishing.start(event.key, event.size_bytes)
+                    continue
+                if isinstance(event, FinishedEvent):
                     # The caller goes with the last event, and what is unpublished then is dropped.
-                    await publishing
+                    await publishing.wait()
                 yield messages.event_message(event)
                 if isinstance(event, PrefilledEvent):
                     self._metrics.on_prefilled(event)
-                    # No token waits for a slow cache service.
-                    publishing = asyncio.create_task(self._publish_snapshots(event.snapshots, tickets))
+                    for snapshot in event.snapshots:
+                        publishing.start(snapshot.key, snapshot.size_bytes)
                 self._metrics.generation_tokens.inc(isinstance(event, TokenEvent))
         except EngineError as error:
             raise messages.service_error(error) from error
         finally:
-            if publishing is not None:
-                publishing.cancel()
+            publishing.cancel()
             self._engine.post(lambda engine: engine.cancel(call_id))
             await asyncio.shield(self._residency.abandon(tickets))
 
@@ -167,13 +194,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             seconds=event.seconds,
         )
 
-    async def _publish_snapshots(
-        self, snapshots: Sequence[StoredSnapshot], tickets: Mapping[bytes, worker_pb2.TicketRef]
-    ) -> None:
-        await asyncio.gather(
-            *(self._residency.publish(each.key, tickets[each.key], each.size_bytes) for each in snapshots)
-        )
-
     async def _wait_for_state(self, key: bytes, wait_seconds: float) -> _CopiedState:
         """A copy made between two steps of the engine, so that no reference to pages outlives a cancelled call."""
         clock = asyncio.get_running_loop()
@@ -207,7 +227,7 @@ def _sink_to(events: "asyncio.Queue[Event]") -> Callable[[Event], None]:
 
 async def _until_finished(
     events: "asyncio.Queue[GenerateEvent]",
-) -> AsyncIterator[PrefilledEvent | TokenEvent | FinishedEvent]:
+) -> AsyncIterator[CaptureEvent | PrefilledEvent | TokenEvent | FinishedEvent]:
     while True:
         event = await events.get()
         if isinstance(event, FailedEvent):

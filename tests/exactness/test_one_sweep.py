@@ -64,7 +64,7 @@ def _run_joined(rig: PassRig, hit: SegmentState, *, captures_last: bool = False)
     rows = CombineRows(rig.context, [combine])
     while capture.chunks_left > 1:
         _run_layers(rig, capture.take_chunk())
-    joined = [*capture.take_chunk(), rows]
+    joined: list[Rows] = [*capture.take_chunk(), rows]
     _run_layers(rig, joined[::-1] if captures_last else joined)
     logits = rows.finish()[0]
     return Combined(logits, combine.prompt, combine.snapshots), capture.finish()

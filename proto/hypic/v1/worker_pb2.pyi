@@ -399,21 +399,29 @@ class PromptPart(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
+    CAPTURE_FIELD_NUMBER: _builtins.int
     serving: Global___PartServing.ValueType
     key: _builtins.bytes
     """With SEGMENT: the stored key."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def capture(self) -> Global___TicketRef:
+        """With SEGMENT: where the worker holds no state under the key, it computes one in the sweep that uses it, and publishes it
+        under this ticket. Once for each key.
+        """
+
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         serving: Global___PartServing.ValueType = ...,
         key: _builtins.bytes = ...,
+        capture: Global___TicketRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "serving", b"serving", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "key", b"key", "serving", b"serving", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -593,6 +601,8 @@ Global___Prefilled: _TypeAlias = Prefilled  # noqa: Y015
 
 @_typing.final
 class ServedPart(_message.Message):
+    """Live, reused and captured tokens are the whole part."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SERVING_FIELD_NUMBER: _builtins.int
@@ -600,12 +610,15 @@ class ServedPart(_message.Message):
     REUSED_TOKENS_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CAPTURED_TOKENS_FIELD_NUMBER: _builtins.int
     serving: Global___PartServing.ValueType
     live_tokens: _builtins.int
     reused_tokens: _builtins.int
     tier: _builtins.str
     reason: _builtins.str
     """Why a part that was asked for as SEGMENT or PREFIX was computed instead; empty otherwise."""
+    captured_tokens: _builtins.int
+    """With SEGMENT: of a body whose state was computed for this request."""
     def __init__(
         self,
         *,
@@ -614,10 +627,11 @@ class ServedPart(_message.Message):
         reused_tokens: _builtins.int = ...,
         tier: _builtins.str = ...,
         reason: _builtins.str = ...,
+        captured_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_tokens", b"live_tokens", "reason", b"reason", "reused_tokens", b"reused_tokens", "serving", b"serving", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_tokens", b"captured_tokens", "live_tokens", b"live_tokens", "reason", b"reason", "reused_tokens", b"reused_tokens", "serving", b"serving", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

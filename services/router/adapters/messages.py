@@ -114,6 +114,7 @@ def model_info(info: worker_pb2.WorkerInfo) -> ModelInfo:
         stop_token_ids=tuple(info.stop_token_ids),
         bos_token=info.bos_token,
         eos_token=info.eos_token,
+        can_capture=info.can_capture,
     )
 
 
@@ -144,7 +145,12 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
         request_id=order.request_id,
         lease_id=order.lease_id,
         parts=[
-            worker_pb2.PromptPart(token_ids=part.token_ids, serving=_SERVINGS[part.serving], key=part.key)
+            worker_pb2.PromptPart(
+                token_ids=part.token_ids,
+                serving=_SERVINGS[part.serving],
+                key=part.key,
+                capture=None if part.ticket is None else _ticket_ref(part.ticket),
+            )
             for part in order.parts
         ],
         sampling=_sampling(order.sampling, order.stop_token_ids),
@@ -187,4 +193,5 @@ def _served_part(part: worker_pb2.ServedPart) -> ServedPart:
         reused_tokens=part.reused_tokens,
         tier=part.tier,
         reason=part.reason,
+        captured_tokens=part.captured_tokens,
     )

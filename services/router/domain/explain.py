@@ -74,30 +74,31 @@ def explain_parts(plan: Plan, prefilled: Prefilled) -> tuple[PartExplanation, ..
 
 
 def _explain(each: PartPlan, done: ServedPart) -> PartExplanation:
-    if done.live_tokens + done.reused_tokens != each.part.num_tokens:
+    if done.live_tokens + done.captured_tokens + done.reused_tokens != each.part.num_tokens:
         raise ValueError(
-            f"the worker reports {done.live_tokens} live and {done.reused_tokens} reused tokens of a part of"
-            f" {each.part.num_tokens}"
+            f"the worker reports {done.live_tokens} live, {done.captured_tokens} captured and {done.reused_tokens} reused"
+            f" tokens of a part of {each.part.num_tokens}"
         )
     fell_back = each.served is not Served.LIVE and done.serving is PartServing.LIVE
+    was_captured_ahead = each.is_captured and not each.repeats
+    reused_tokens = 0 if was_captured_ahead else done.reused_tokens
     served = Served.LIVE if fell_back else each.served
-    was_captured = served is Served.COLD and not each.repeats
+    if served is Served.COLD and reused_tokens:
+        served = Served.HIT
     return PartExplanation(
         kind=each.part.kind,
         document_id=each.part.document_id,
         title=each.part.title,
         tokens=each.part.num_tokens,
         planned=each.first,
-        served=Served.HIT if served is Served.COLD and each.repeats else served,
+        served=served,
         live_tokens=done.live_tokens,
-        captured_tokens=done.reused_tokens if was_captured else 0,
-        reused_tokens=0 if was_captured else done.reused_tokens,
-        tier=done.tier or each.tier if done.reused_tokens else "",
-        reason=(done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each),
+        captured_tokens=done.captured_tokens + done.reused_tokens - reused_tokens,
+        reused_tokens=reused_tokens,
+        tier=done.tier or each.tier if done.reused_tokens or done.captured_tokens else "",
+        reason=(done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each, served),
     )
 
 
-def _reason(each: PartPlan) -> str | None:
-    if each.served in (Served.HIT, Served.PREFIX) or (each.served is Served.COLD and each.repeats):
-        return None
-    return each.reason
+def _reason(each: PartPlan, served: Served) -> str | None:
+    return None if served in (Served.HIT, Served.PREFIX) else each.reason

@@ -27,7 +27,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A worker's description of itself."""
+    """A worker's description of itself. can_capture: the one that combines computes segment states too."""
 
     worker_id: str
     name: str
@@ -38,3 +38,4 @@ class ModelInfo:
     stop_token_ids: tuple[int, ...]
     bos_token: str
     eos_token: str
+    can_capture: bool

@@ -1,6 +1,6 @@
 """How each part of a prompt is to be served: plain data, and the pure steps from a draft to the final plan."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -20,6 +20,7 @@ __all__ = [
     "Ticket",
     "draft",
     "serve_live",
+    "settle_captures",
     "settle_prefix",
     "settle_segments",
     "without_directory",
@@ -92,7 +93,8 @@ class Snapshot:
 class PartPlan:
     """One part's plan. `first` is the directory's first answer, `served` the present decision.
 
-    `repeats` marks a further occurrence of a segment within the prompt: it is computed once.
+    `repeats` marks a further occurrence of a segment within the prompt: it is computed once. `is_captured`: its state has
+    been computed for this request ahead of the reply; what is cold and is not, the worker captures as it combines.
     """
 
     part: Part
@@ -105,6 +107,12 @@ class PartPlan:
     ticket: Ticket | None = None
     owner_seconds: float = 0.0
     repeats: bool = False
+    is_captured: bool = False
+
+    @property
+    def order(self) -> Ticket | None:
+        """The ticket under which the worker captures this part as it combines."""
+        return None if self.served is not Served.COLD or self.repeats or self.is_captured else self.ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +200,13 @@ def settle_segments(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
         )
 
     return replace(plan, parts=tuple(map(settle, plan.parts)))
+
+
+def settle_captures(plan: Plan, stored: Collection[bytes]) -> Plan:
+    """After captures of what is cold: parts whose key is stored are composed, the others computed in place."""
+    parts = [replace(each, is_captured=True) if each.key in stored else each for each in plan.parts]
+    captured = replace(plan, parts=tuple(parts))
+    return serve_live(captured, lambda each: each.served is Served.COLD and not each.is_captured, Reason.CAPTURE_FAILED)
 
 
 def serve_live(plan: Plan, choose: Callable[[PartPlan], bool], reason: Reason) -> Plan:

@@ -101,11 +101,15 @@ class PartServing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartOrder:
-    """How a part is to be served; `key` is set for SEGMENT."""
+    """How a part is to be served; `key` is set for SEGMENT.
+
+    ticket: where nothing is stored under the key, the worker computes a state as it combines, and publishes it so.
+    """
 
     token_ids: tuple[int, ...]
     serving: PartServing
     key: bytes = b""
+    ticket: Ticket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,7 @@ class ServedPart:
     reused_tokens: int
     tier: str
     reason: str
+    captured_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,10 @@ def _part(index: int, part: worker_pb2.PromptPart, vocab_size: int) -> PromptPar
     if serving is Serving.SEGMENT:
         _check_key(f"parts[{index}].key", part.key)
     _check_ids(f"parts[{index}].token_ids", part.token_ids, vocab_size)
-    return PromptPart(tuple(part.token_ids), serving, part.key)
+    is_ordered = part.HasField("capture")
+    if is_ordered and serving is not Serving.SEGMENT:
+        raise InvalidRequestError(f"parts[{index}].capture: only a part that is served as a segment is captured")
+    return PromptPart(tuple(part.token_ids), serving, part.key, is_ordered)
 
 
 def _snapshot(order: worker_pb2.SnapshotRequest, num_parts: int) -> SnapshotOrder:
@@ -161,6 +164,7 @@ def _served_part(part: ServedPart) -> worker_pb2.ServedPart:
         reused_tokens=part.reused_tokens,
         tier=part.tier,
         reason=part.reason,
+        captured_tokens=part.captured_tokens,
     )
 
 

@@ -41,6 +41,7 @@ class WorkerMetrics:
             self.prompt_tokens.labels("live").inc(part.live_tokens)
             if part.serving is not Serving.LIVE:
                 self.prompt_tokens.labels(part.serving.value).inc(part.reused_tokens)
+                self.prompt_tokens.labels("captured").inc(part.captured_tokens)
             if part.reason:
                 self.fallbacks.labels(part.reason).inc()
         self.combine_seconds.observe(event.combine_seconds)

@@ -131,12 +131,20 @@ def test_a_cache_service_that_is_killed_and_restarted(stack: RouterStack) -> Non
 
 
 def test_the_deadline_holds() -> None:
+    """Also while the worker captures as it combines."""
     with RouterStack(RouterSettings(request_timeout_seconds=0.6)) as stack:
         stack.worker.token_delay_seconds, stack.worker.num_repeats = 0.05, 50
-        response = stack.http.post(CHAT, json=LONG)
-        assert response.status_code == 504
-        assert response.json()["error"]["code"] == "deadline_exceeded"
-        stack.worker.capture_delay_seconds, stack.worker.token_delay_seconds = 5, 0
+        for capture_delay in (0, 5):
+            stack.worker.capture_delay_seconds = capture_delay
+            response = stack.http.post(CHAT, json=LONG)
+            assert response.status_code == 504
+            assert response.json()["error"]["code"] == "deadline_exceeded"
+        wait_until(lambda: not stack.cache.leases)
+
+
+def test_captures_ahead_of_a_reply_take_half_the_time_that_is_left() -> None:
+    with RouterStack(RouterSettings(request_timeout_seconds=0.6), can_capture=False) as stack:
+        stack.worker.capture_delay_seconds = 5
         answered = stack.http.post(CHAT, json=BODY | {"documents": [DOCUMENT + "x"], "max_tokens": 3})
         assert answered.status_code == 200
         wait_until(lambda: not stack.cache.leases)

@@ -16,9 +16,10 @@ SECOND = {"id": "two", "text": "Another document tells about the mountains, the 
 SYSTEM = {"role": "system", "content": "Answer from the documents, in one short sentence."}
 
 
-@pytest.fixture
-def stack() -> Iterator[RouterStack]:
-    with RouterStack() as stack:
+@pytest.fixture(params=[True, False], ids=["one_sweep", "captures_ahead"])
+def stack(request: pytest.FixtureRequest) -> Iterator[RouterStack]:
+    """With a worker that captures as it combines, and with one that has captures apart."""
+    with RouterStack(can_capture=request.param) as stack:
         yield stack
         wait_until(lambda: not stack.cache.leases)
         assert stack.worker.num_running == 0
@@ -59,17 +60,19 @@ def test_documents_are_reused_in_any_order(stack: RouterStack) -> None:
     cold = ask(stack, [FIRST, SECOND])
     assert documents_of(cold) == [("cold", "cold", "first_use")] * 2
     assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    (capture,) = stack.worker.captures
-    lengths = [len(segment.token_ids) for segment in capture.segments]
-    assert lengths == sorted(lengths, reverse=True)
-    assert not capture.background
+    assert len(stack.worker.begun) == 2
+    for capture in stack.worker.captures:
+        lengths = [len(segment.token_ids) for segment in capture.segments]
+        assert lengths == sorted(lengths, reverse=True)
+        assert not capture.background
+    assert bool(stack.worker.captures) != stack.worker.can_capture
     warm = ask(stack, [SECOND, FIRST], "And now?")
     assert documents_of(warm) == [("hit", "hit", None)] * 2
     kinds = [(part["kind"], part["served"]) for part in warm["hypic"]["parts"]]
     assert kinds == [
         ("prefix", "prefix"), ("live", "live"), ("segment", "hit"), ("segment", "hit"), ("live", "live"), ("live", "live"),
     ]  # fmt: skip
-    assert len(stack.worker.captures) == 1
+    assert len(stack.worker.begun) == 2
 
 
 def test_one_changed_document_alone_is_cold(stack: RouterStack) -> None:
@@ -112,7 +115,7 @@ def test_salts_share_nothing(stack: RouterStack) -> None:
 def test_the_same_document_twice_is_captured_once(stack: RouterStack) -> None:
     reply = ask(stack, [FIRST, FIRST])
     assert [served for _, served, _ in documents_of(reply)] == ["cold", "hit"]
-    assert len(stack.worker.captures[0].segments) == 1
+    assert len(stack.worker.begun) == 1
 
 
 def test_cold_live_answers_first_and_captures_behind(stack: RouterStack) -> None:
@@ -158,7 +161,7 @@ def test_requests_that_miss_together_capture_once(stack: RouterStack) -> None:
         replies = [future.result(20) for future in [pool.submit(run) for _ in range(4)]]
     rows = sorted(documents_of(reply)[0][:2] for reply in replies)
     assert rows == [("cold", "cold"), *[("pending", "hit")] * 3]
-    assert len(stack.worker.captures) == 1
+    assert len(stack.worker.begun) == 1
 
 
 def test_a_pending_part_is_not_waited_for_longer_than_twice_the_estimate(stack: RouterStack) -> None:
@@ -166,9 +169,22 @@ def test_a_pending_part_is_not_waited_for_longer_than_twice_the_estimate(stack: 
     stack.cache.owner_expires_in_seconds = 0.05
     with ThreadPoolExecutor(1) as pool:
         owner = pool.submit(ask, stack, [FIRST])
-        wait_until(lambda: bool(stack.worker.captures))
+        wait_until(lambda: bool(stack.worker.begun))
         assert documents_of(ask(stack, [FIRST])) == [("pending", "live", "computed_elsewhere")]
         assert [served for _, served, _ in documents_of(owner.result(20))] == ["cold"]
+
+
+def test_nothing_of_a_request_waits_while_it_waits_for_others(stack: RouterStack) -> None:
+    """What it owns itself is captured meanwhile, whoever combines: others may wait for it in turn."""
+    stack.worker.capture_delay_seconds = 0.4
+    with ThreadPoolExecutor(1) as pool:
+        owner = pool.submit(ask, stack, [FIRST])
+        wait_until(lambda: bool(stack.worker.begun))
+        reply = ask(stack, [FIRST, SECOND])
+        owner.result(20)
+    assert [row[:2] for row in documents_of(reply)] == [("pending", "hit"), ("cold", "cold")]
+    assert len(stack.worker.captures[-1].segments) == 1
+    assert len(stack.worker.begun) == 2
 
 
 def test_a_dead_owner_is_replaced(stack: RouterStack) -> None:
@@ -176,7 +192,7 @@ def test_a_dead_owner_is_replaced(stack: RouterStack) -> None:
     stack.worker.failing_captures = True
     with ThreadPoolExecutor(1) as pool:
         owner = pool.submit(ask, stack, [FIRST])
-        wait_until(lambda: bool(stack.worker.captures))
+        wait_until(lambda: bool(stack.worker.begun))
         second = pool.submit(ask, stack, [FIRST])
         owner.result(20)
         stack.worker.failing_captures = False

@@ -17,6 +17,7 @@ from services.router.domain.plan import (
     Ticket,
     draft,
     serve_live,
+    settle_captures,
     settle_prefix,
     settle_segments,
     without_directory,
@@ -117,6 +118,28 @@ def test_segments_follow_their_outcome_and_repeats_share_it() -> None:
     assert later.parts[4].reason is None
 
 
+def test_the_worker_is_ordered_what_is_cold_once_unless_it_is_captured_ahead() -> None:
+    plan = settle(draft(PROMPT, PROFILE, Reuse.COMPOSE), [Served.HIT, Served.HIT, Served.COLD, Served.COLD])
+    assert [index for index, each in enumerate(plan.parts) if each.order] == [3, 4]
+    ahead = settle_captures(plan, {plan.parts[3].key})
+    assert not any(each.order for each in ahead.parts)
+    assert served(ahead)[3:6] == [Served.COLD, Served.LIVE, Served.COLD]
+    assert ahead.parts[4].reason is Reason.CAPTURE_FAILED
+
+
+def test_what_somebody_else_has_stored_meanwhile_is_a_hit() -> None:
+    plan = settle(draft(PROMPT, PROFILE, Reuse.COMPOSE), [Served.COLD] * 4)
+    done = [
+        ServedPart(PartServing.SEGMENT, 4, each.part.num_tokens - 4, "host", "")
+        if each.served is Served.COLD
+        else ServedPart(PartServing.LIVE, each.part.num_tokens, 0, "", "")
+        for each in plan.parts
+    ]
+    explained = explain_parts(plan, Prefilled(tuple(done), 0.0, 0.0, 0.0))
+    assert [part.served for part in explained[3:6]] == [Served.HIT] * 3
+    assert not any(part.captured_tokens or part.reason for part in explained[3:6])
+
+
 def test_without_a_directory_everything_is_live_with_the_reason() -> None:
     plan = without_directory(draft(PROMPT, PROFILE, Reuse.COMPOSE))
     assert set(served(plan)) == {Served.LIVE}
@@ -137,21 +160,27 @@ plans = st.sampled_from(Reuse).flatmap(
         st.just(draft(PROMPT, PROFILE, reuse)),
         st.lists(st.sampled_from([Served.HIT, Served.COLD, Served.PENDING]), min_size=8, max_size=8),
         st.booleans(),
+        st.booleans(),
     )
 )
 
 
 @given(plans)
-def test_counts_add_up_and_every_computed_part_has_its_reason(case: tuple[Plan, list[Served], bool]) -> None:
-    plan, outcomes, is_lost = case
+def test_counts_add_up_and_every_computed_part_has_its_reason(case: tuple[Plan, list[Served], bool, bool]) -> None:
+    """Whether what is cold is captured ahead, or by the worker as it combines."""
+    plan, outcomes, is_lost, is_ahead = case
     plan = settle(plan, outcomes[: len(plan.entries)])
     plan = serve_live(plan, lambda each: each.served is Served.PENDING, Reason.COMPUTED_ELSEWHERE)
+    if is_ahead:
+        plan = settle_captures(plan, {each.key for each in plan.with_status(Served.COLD)})
     done: list[ServedPart] = []
     for each in plan.parts:
         length = each.part.num_tokens
         reused = {Served.PREFIX: length, Served.HIT: length - 4, Served.COLD: length - 4}.get(each.served, 0)
         if is_lost or not reused:
             done.append(ServedPart(PartServing.LIVE, length, 0, "", ""))
+        elif each.order:
+            done.append(ServedPart(PartServing.SEGMENT, length - reused, 0, "host", "", captured_tokens=reused))
         else:
             done.append(ServedPart(PartServing.SEGMENT, length - reused, reused, "host", ""))
     explained = explain_parts(plan, Prefilled(tuple(done), 0.0, 0.0, 0.0))
