@@ -109,10 +109,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         call_id = uuid.uuid4().hex
         events: asyncio.Queue[GenerateEvent] = asyncio.Queue()
         job = messages.generate_request(request, call_id, self._served.spec.vocab_size, _sink_to(events))
-        tickets = {order.key: order.ticket for order in request.snapshots}
-        tickets |= {part.key: part.capture for part in request.parts if part.HasField("capture")}
+        ordered = {part.key: part.capture for part in request.parts if part.HasField("capture")}
+        tickets = ordered | {order.key: order.ticket for order in request.snapshots}
         publishing = _Publishing(self._residency, tickets)
         try:
+            await self._residency.forget_ordered(ordered)
             await self._engine.call(lambda engine: engine.submit(job))
             async for event in _until_finished(events):
                 if isinstance(event, CaptureEvent):

@@ -68,6 +68,10 @@ class Residency:
             return 0
         return await self._engine.call(lambda engine: sum(engine.context.store.drop(key) for key in wanted))
 
+    async def forget_ordered(self, keys: Iterable[bytes]) -> None:
+        """Drop published states that are ordered anew: a directory that listed them still would have said so."""
+        await self.drop([key for key in keys if key in self._published])
+
     async def abandon(self, keys: Iterable[bytes]) -> None:
         """Drop states of a request that ended before they were published."""
         await self.drop([key for key in keys if key not in self._published])
