@@ -54,7 +54,7 @@ class FirstTokens:
 
 
 class Watch:
-    """A request's sink: when its tokens came, and whether it went as it was meant to."""
+    """A request's sink: when its tokens came, and whether everything was reused or captured as it was meant to be."""
 
     def __init__(self) -> None:
         self.stamps: list[float] = []
@@ -68,9 +68,11 @@ class Watch:
             self.stamps.append(time.perf_counter())
             self.ids.append(event.token_id)
         elif isinstance(event, PrefilledEvent):
-            self._recomputed = sum(bool(part.reason) for part in event.parts)
+            self._recomputed += sum(bool(part.reason) for part in event.parts)
         elif isinstance(event, FailedEvent):
             self._failure = event.error
+        elif isinstance(event, CaptureEvent):
+            self._recomputed += bool(event.reason)
 
     def check(self) -> None:
         """Whether every part was served as asked, and the logits were finite: the engine refuses others.
@@ -81,7 +83,9 @@ class Watch:
         if self._failure is not None:
             raise RuntimeError(f"a request failed: {self._failure}") from self._failure
         if self._recomputed:
-            raise RuntimeError(f"{self._recomputed} parts were recomputed: this run does not measure hits")
+            raise RuntimeError(
+                f"{self._recomputed} parts were recomputed: this run does not measure what it is meant to"
+            )
 
 
 def generate(engine: Engine, parts: tuple[PromptPart, ...], decoded: int, prefix_key: bytes = b"") -> Run:

@@ -27,6 +27,8 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
     is_down: bool = False
     plan_delay_seconds: float = 0.0
     owner_expires_in_seconds: float = 5.0
+    publish_delay_seconds: float = 0.0
+    published: list[cache_pb2.PublishRequest] = field(default_factory=list)
 
     async def Plan(self, request: cache_pb2.PlanRequest, context: PlanContext) -> cache_pb2.PlanResponse:  # noqa: N802
         if self.is_down:
@@ -55,6 +57,8 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
         request: cache_pb2.PublishRequest,
         context: grpc.aio.ServicerContext[cache_pb2.PublishRequest, cache_pb2.PublishResponse],
     ) -> cache_pb2.PublishResponse:
+        await asyncio.sleep(self.publish_delay_seconds)
+        self.published.append(request)
         self.publish(request.key)
         return cache_pb2.PublishResponse(outcome=cache_pb2.PUBLISH_OUTCOME_ACCEPTED)
 

@@ -7,7 +7,7 @@ from statistics import mean
 import torch
 
 from bench.ceilings import median_seconds
-from bench.engine_runs import capture_together, first_tokens, key, remember_prefix
+from bench.engine_runs import first_tokens, key, remember_prefix
 from bench.gpu.contents import RandomStates
 from bench.gpu.floors import plane_bytes, state_bytes
 from bench.gpu.rig import Rig
@@ -61,14 +61,15 @@ class _Costs:
         remember_prefix(self._engine, self._system, _PREFIX_KEY)
 
     def ours(self, request: Sequence[int], hits: frozenset[int]) -> float:
-        """Cold documents are captured first, then everything is composed."""
+        """Cold documents are captured as everything is composed."""
         for document in hits:
             self._states.put_segment(key(document), self._ids(document))
-        cold = {key(document): self._ids(document) for document in request if document not in hits}
-        seconds = capture_together(self._engine, cold) if cold else 0.0
-        parts = [PromptPart(self._ids(document), Serving.SEGMENT, key(document)) for document in request]
+        parts = [
+            PromptPart(self._ids(document), Serving.SEGMENT, key(document), captures=document not in hits)
+            for document in request
+        ]
         prompt = (PromptPart(self._system, Serving.PREFIX), *parts, self._rig.question(request[0]))
-        seconds += first_tokens(self._engine, [prompt], _PREFIX_KEY).seconds
+        seconds = first_tokens(self._engine, [prompt], _PREFIX_KEY).seconds
         self._states.drop(key(document) for document in request)
         return seconds
 

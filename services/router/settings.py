@@ -40,7 +40,9 @@ class RouterSettings(ServiceSettings):
         default=30.0, le=3600.0, description="life of a lease without renewal; the cache service allows an hour"
     )
     capture_timeout_seconds: Seconds = Field(
-        default=60.0, description="after this, cold segments are computed in place"
+        default=60.0,
+        description="longest wait for captures ahead of a reply; cold segments are computed in place after it. A worker that"
+        " captures as it combines has the request's time",
     )
     pending_wait_seconds: Seconds = Field(
         default=10.0, description="longest wait for a segment that another request captures"
