@@ -95,8 +95,7 @@ def resolve(context: EngineContext, request: GenerateRequest, refusal: str = "")
             served.append(_captured(state) if part.key in new else _served(part, state, ""))
             new.discard(part.key)
         else:
-            missing = (refusal or CAPTURE_FAILED) if part.captures else "state_dropped"
-            served.append(_served(part, state, "last_part" if is_last else missing))
+            served.append(_served(part, state, "last_part" if is_last else _why_missing(context, part, refusal)))
         parts.append(CombinePart(part.token_ids, state, keep=index in keep))
     plan = CombinePlan(prefix, tuple(parts), request.sampling.max_tokens)
     return ResolvedPrompt(plan, tuple(served), first_part, tuple(CaptureSegment(*each) for each in cold.items()))
@@ -138,12 +137,24 @@ def _find_segment(context: EngineContext, part: PromptPart) -> SegmentState | No
 
 
 def _find_cold(context: EngineContext, request: GenerateRequest, first_part: int) -> dict[bytes, tuple[int, ...]]:
-    """Token ids by key of what is ordered, not stored, and has a body; of two texts under one key the first counts."""
+    """Token ids by key of what is ordered, not stored, and has a body; of two texts under one key the first counts.
+
+    No more than the store has planes for beside what else the prompt uses of it: until its sweep ends they are all held.
+    """
+    parts = request.parts[first_part:-1]
+    each = sum(shape.plane_bytes(context.memory.dtype.itemsize) for shape in context.model.spec.states)
+    room = context.store.capacity_bytes // max(1, each) - len({part.key for part in parts if part.key in context.store})
     cold: dict[bytes, tuple[int, ...]] = {}
-    for part in request.parts[first_part:-1]:
-        if part.captures and part.key not in context.store and _has_body(context, part.token_ids):
+    for part in parts:
+        if part.captures and part.key not in context.store and _has_body(context, part.token_ids) and len(cold) < room:
             cold.setdefault(part.key, part.token_ids)
     return cold
+
+
+def _why_missing(context: EngineContext, part: PromptPart, refusal: str) -> str:
+    if not part.captures:
+        return "state_dropped"
+    return refusal or (NO_ROOM if _has_body(context, part.token_ids) else CAPTURE_FAILED)
 
 
 def _has_body(context: EngineContext, token_ids: tuple[int, ...]) -> bool:

@@ -237,6 +237,23 @@ def test_what_can_not_be_captured_for_want_of_room_is_live(make_engine: EngineFa
     _end(rig)
 
 
+def test_a_request_captures_no_more_than_the_store_holds(make_engine: EngineFactory) -> None:
+    """Beside its hits; what is too much is live from the start, and nothing that the prompt uses is evicted for it."""
+    rig = make_engine()
+    rig.capture(CaptureSegment(b"short", SHORT))
+    state = rig.context.store.get(b"short")
+    assert state is not None
+    rig.context.store.capacity_bytes = 2 * state.plane_bytes
+    parts = (segment(b"short", SHORT), cold(b"x", draw_ids(25, 9)), cold(b"long", LONG), cold(b"x", draw_ids(25, 9)))
+    heard = rig.submit("r", *parts, live(9, 4))
+    rig.run()
+    assert heard.captured == {b"x": ""}
+    assert [part.reason for part in heard.served] == ["", "", "no_room", "", ""]
+    assert {key for key in (b"short", b"x", b"long") if key in rig.context.store} == {b"short", b"x"}
+    rig.drop_all([b"x"])
+    _end(rig)
+
+
 def test_it_waits_for_room_behind_what_runs(make_engine: EngineFactory) -> None:
     rig = make_engine(EngineLimits(1024, layer_tokens=1), num_pages=16)
     first = rig.submit("a", live(100, 1), max_tokens=40)
