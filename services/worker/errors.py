@@ -3,6 +3,7 @@
 WorkerError
 ├── CheckpointError          the checkpoint directory cannot be served
 ├── ProfileError             the profile cannot be used
+├── SplitError               the model cannot be split over so many ranks
 ├── NoRoomError              a pool cannot give what was asked for now
 └── EngineError              a request failed in the engine
     ├── EngineFullError      the waiting line is full

@@ -9,6 +9,7 @@ from services.common.errors import ConflictError, HypicError
 from services.common.telemetry import get_logger
 from services.worker.adapters.cache_client import CacheClient, Published
 from services.worker.adapters.engine_thread import EngineThread
+from services.worker.engine.commands import Drop
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
 
@@ -66,7 +67,7 @@ class Residency:
             self._published.pop(key, None)
         if not wanted:
             return 0
-        return await self._engine.call(lambda engine: sum(engine.context.store.drop(key) for key in wanted))
+        return await self._engine.call(Drop(wanted))
 
     async def abandon(self, keys: Iterable[bytes]) -> None:
         """Drop states of a request that ended before they were published."""

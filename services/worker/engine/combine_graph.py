@@ -209,6 +209,8 @@ class CombineGraphs:
         try:
             self._recorded[room] = yield from self._record(fixed, queries)
         except Exception:  # whatever a device refuses to record, the prompts have their result
+            if self._context.is_split:
+                raise
             _log.exception("combines could not be recorded; they run as they are from now on")
             self._is_given_up = True
 

@@ -107,6 +107,8 @@ class CombineQueue:
         try:
             logits = self._rows.finish()
         except Exception as error:
+            if self._context.is_split:
+                raise
             self.fail(error)
             return
         kept = [row for row, one in enumerate(self._swept) if not one.is_cancelled]

@@ -83,8 +83,6 @@ def record_requests(
         SplitError: the model has no such share.
     """
     checkpoint = RecordingCheckpoint(names)
-    memory = DeviceMemory(
-        torch.device("meta"), dtype, num_pages=1, page_size=1, num_slots=1, ranks=_Alone(share)
-    )
+    memory = DeviceMemory(torch.device("meta"), dtype, num_pages=1, page_size=1, num_slots=1, ranks=_Alone(share))
     family.load_model(spec, checkpoint, memory)
     return checkpoint.requests
