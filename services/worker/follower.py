@@ -30,6 +30,7 @@ def main() -> int:
     from services.worker.mixers.share import Share
 
     orders = Orders(socket.socket(fileno=int(descriptor)))
+    orders.end_with_leader()
     share = Share(int(rank), settings.tensor_parallel)
     try:
         served = read_served_model(settings, revision)

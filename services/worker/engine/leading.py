@@ -82,11 +82,17 @@ class Lead:
 
 
 class Orders:
-    """A follower's end; the process ends with the leader, whatever it is doing."""
+    """A follower's end."""
 
     def __init__(self, leader: socket.socket) -> None:
         self._leader = leader
-        threading.Thread(target=self._end_with_leader, name="leader-watch", daemon=True).start()
+
+    def end_with_leader(self) -> None:
+        """From now on the process ends with the leader, whatever it is doing.
+
+        The engine's own thread may be waiting for a device on which the leader will never do its part.
+        """
+        threading.Thread(target=self._watch, name="leader-watch", daemon=True).start()
 
     def receive(self) -> tuple[_Kind, bytes]:
         """The next message.
@@ -126,8 +132,7 @@ class Orders:
             size -= len(part)
         return b"".join(parts)
 
-    def _end_with_leader(self) -> None:
-        """The engine's own thread may be waiting for a device on which the leader will never do its part."""
+    def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._leader, select.POLLHUP)
         poll.poll()
@@ -161,7 +166,7 @@ class _ToldSampler(Sampler):
 
 
 def follow(engine: Engine, orders: Orders) -> NoReturn:
-    """Do what the leader does, until it ends this process.
+    """Do what the leader does, until the process ends with it.
 
     Raises:
         RankError: this rank is not where the leader is, or the leader is gone.

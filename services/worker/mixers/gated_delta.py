@@ -56,10 +56,8 @@ class GatedDeltaShape:
 
     def split(self, share: Share) -> "GatedDeltaShape":
         """See `MixerShape`: key heads go with the value heads that they serve."""
-        keys, values = (
-            share.of(self.num_key_heads, "linear key heads"),
-            share.of(self.num_value_heads, "linear value heads"),
-        )
+        keys = share.of(self.num_key_heads, "linear key heads")
+        values = share.of(self.num_value_heads, "linear value heads")
         return replace(self, num_key_heads=keys, num_value_heads=values)
 
 

@@ -37,8 +37,9 @@ class GroupedAttentionShape:
 
     def split(self, share: Share) -> "GroupedAttentionShape":
         """See `MixerShape`: where key and value heads are fewer than ranks, several ranks hold the same one."""
+        heads = share.of(self.num_heads, "attention heads")
         keys = self.key_share(share).of(self.num_kv_heads, "key and value heads")
-        return replace(self, num_heads=share.of(self.num_heads, "attention heads"), num_kv_heads=keys)
+        return replace(self, num_heads=heads, num_kv_heads=keys)
 
     def key_share(self, share: Share) -> Share:
         """Which keys and values a share of the queries attends to.
