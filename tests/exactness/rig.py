@@ -80,7 +80,10 @@ def create_context(
     num_slots: int = 6,
     ranks: Ranks | None = None,
 ) -> EngineContext:
-    """A loaded checkpoint, or a rank's share of it, whose memory is poisoned: whatever is read before it is written turns the result into NaN."""
+    """A loaded checkpoint, or a rank's share of it.
+
+    Its memory is poisoned: whatever is read before it is written turns the result into NaN.
+    """
     memory = DeviceMemory(device, torch.float32, num_pages, page_size=16, num_slots=num_slots, ranks=ranks)
     context = EngineContext.create(load_checkpoint(directory, memory), memory, profile, state_bytes=1 << 28)
     poison(context)

@@ -35,10 +35,10 @@ def seen(checkpoints: CheckpointFactory, splittable: list[Variant], tmp_path_fac
     """The folder of what two ranks saw; see `observing`."""
     out = tmp_path_factory.mktemp("ranks")
     directories = [str(checkpoints.directory(variant)) for variant in splittable]
+    program, meeting = [sys.executable, "-m", "tests.parallel.observing"], str(out / "meeting")
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.parallel.observing", str(index), str(RANKS), str(out / "meeting")]
-            + [str(out), *directories],
+            [*program, str(index), str(RANKS), meeting, str(out), *directories],
             env={**rank_variables(), **os.environ},
             stderr=subprocess.PIPE,
             text=True,

@@ -52,7 +52,9 @@ def take(whole: torch.Tensor, axis: int, share: Share) -> torch.Tensor:
 
 def cut_linear(whole: Seen, layer: int, mixer: MixerShape, share: Share) -> dict[str, torch.Tensor]:
     """A rank's part of a linear layer's planes."""
-    parts = {f"{name} {layer}": take(whole[f"{name} {layer}"], 0, share) for name in ("transition", "end_state", "decay")}
+    parts = {
+        f"{name} {layer}": take(whole[f"{name} {layer}"], 0, share) for name in ("transition", "end_state", "decay")
+    }
     runs = whole[f"tail {layer}"].split(own_runs(mixer), dim=1)
     return parts | {f"tail {layer}": torch.cat([take(run, 1, share) for run in runs], dim=1)}
 

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def follower(stack: ServedStack) -> int:
     [{}, {"reuse": "off"}, {"reuse": "exact"}, {"temperature": 1.0, "seed": 5}],
     ids=["composed", "off", "exact", "sampled"],
 )
-def test_two_ranks_answer_like_one(split: ServedStack, fragile: ServedStack, more: dict[str, object]) -> None:
+def test_two_ranks_answer_like_one(split: ServedStack, fragile: ServedStack, more: dict[str, Any]) -> None:
     documents = [document("first ranked"), document("second ranked")]
     for order in (documents, documents[::-1]):
         # The second time every part that may be reused is.
