@@ -30,6 +30,8 @@ from services.worker.mixers.share import Ranks, Share
 __all__ = ["compare_ranks"]
 
 _QUESTIONS, _SUMS = 4, 50
+# Weights leave a card little room: captures are packed less tightly than where they are measured.
+_PACKED_TOKENS = 1 << 13
 
 
 @dataclass(slots=True)
@@ -125,7 +127,8 @@ def main() -> None:
         torch.cuda.set_device(device)
     ranks = RankGroup.join(share, device, Path(folder) / "meeting")
     given = json.loads(sizes)
-    rig = Rig(Path(config), Sizes(**{**given, "recomputed": tuple(given["recomputed"])}), device, int(seed), ranks)
+    drawn = Sizes(**{**given, "recomputed": tuple(given["recomputed"])})
+    rig = Rig(Path(config), drawn, device, int(seed), ranks, packed_tokens=_PACKED_TOKENS)
     with (Path(folder) / f"rows{'' if share.index == 0 else f'.{index}'}").open("w", buffering=1) as out:
         for row in _measure(rig, ranks):
             out.write(json.dumps(asdict(row)) + "\n")

@@ -30,13 +30,13 @@ __all__ = ["Rig"]
 
 # Nothing is to be evicted, put off or cut while it is measured.
 _UNBOUNDED = 1 << 40
-_PACKED_TOKENS = 1 << 15
 
 
 class Rig:
     """A model of a config's shape, drawn when it is first asked for and kept until `release`.
 
-    ranks: with which others it is held, None for all of it here; num_layers: how many of its layers are drawn, None for all.
+    ranks: with which others it is held, None for all of it here; num_layers: how many of its layers are drawn, None for all;
+    packed_tokens: of one pass of captures or combines, which bounds what it takes beside the weights.
     """
 
     def __init__(
@@ -47,10 +47,12 @@ class Rig:
         seed: int,
         ranks: Ranks | None = None,
         num_layers: int | None = None,
+        packed_tokens: int = 1 << 15,
     ) -> None:
         self.config = config
         self.ranks = ranks
         self.num_layers = num_layers
+        self.packed_tokens = packed_tokens
         self.sizes = sizes
         self.device = device
         self.seed = seed
@@ -118,8 +120,8 @@ class Rig:
             max_waiting=1024,
             max_running=num_slots,
             layer_tokens=_UNBOUNDED,
-            capture_tokens=_PACKED_TOKENS,
-            sweep_tokens=_PACKED_TOKENS,
+            capture_tokens=self.packed_tokens,
+            sweep_tokens=self.packed_tokens,
         )
         return Engine(context, limits)
 

@@ -30,7 +30,7 @@ class Share:
         if number % self.count:
             raise SplitError(
                 f"config.json: {number} {what} cannot be split over {self.count} ranks; set"
-                f" HYPIC_WORKER_TENSOR_PARALLEL to a divisor of {number}"
+                f" HYPIC_WORKER_TENSOR_PARALLEL to {f'a divisor of {number}' if number > 1 else '1'}"
             )
         return number // self.count
 

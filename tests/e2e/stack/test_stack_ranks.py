@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from hypic.v1 import worker_pb2, worker_pb2_grpc
 
 from tests.e2e.stack.asking import ask, document
 from tests.e2e.stack.served import ServedStack, child_pids, is_running, wait_until
@@ -54,6 +56,14 @@ def test_what_is_forgotten_is_forgotten_by_all_ranks(split: ServedStack) -> None
     assert split.pid("worker") == worker
 
 
+def test_a_share_of_a_state_is_handed_to_nobody(split: ServedStack) -> None:
+    with grpc.insecure_channel(split.address("worker")) as channel:
+        chunks = worker_pb2_grpc.WorkerServiceStub(channel).Fetch(worker_pb2.FetchRequest(key=bytes(32)), timeout=10)
+        with pytest.raises(grpc.RpcError, match="ranks hold shares of its states") as failed:
+            next(chunks)
+    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 def test_a_killed_rank_ends_the_worker_and_both_come_back(split: ServedStack, log: Path) -> None:
     asked = [document("killed rank")]
     before = ask(split, asked).text
@@ -76,7 +86,8 @@ def test_a_killed_leader_ends_its_followers(split: ServedStack) -> None:
 
 
 def test_a_worker_told_to_end_takes_its_ranks_along(random_checkpoint: Path, tmp_path: Path) -> None:
-    with ServedStack(random_checkpoint, tmp_path / "log", {"HYPIC_WORKER_TENSOR_PARALLEL": "2"}) as ended:
+    variables = {"HYPIC_WORKER_TENSOR_PARALLEL": "2", "HYPIC_WORKER_MEMORY_BYTES": str(1 << 30)}
+    with ServedStack(random_checkpoint, tmp_path / "log", variables) as ended:
         other = follower(ended)
     assert ended.process.returncode == 0
     assert not is_running(other)
