@@ -30,7 +30,7 @@ _NUMBER = struct.Struct("<i")
 _STANDING = struct.Struct("<iiii")
 
 
-class RankError(Exception):
+class RankError(WorkerError):
     """The ranks are no longer alike, or one is gone: none of them can go on."""
 
 
