@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from services.common.errors import UnavailableError
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.engine.command_wire import decode, encode
 from services.worker.engine.commands import Cancel, Command, Drop, Submit, SubmitCapture
@@ -186,6 +187,20 @@ def test_a_leader_notices_that_a_rank_is_gone(ends: tuple[socket.socket, socket.
     ends[1].close()
     with pytest.raises(RankError, match="a rank of the group is gone"):
         Lead([ends[0]]).token(1)
+
+
+async def test_a_caller_hears_of_a_rank_that_is_gone(
+    make: EngineMaker, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    lead, deaths = Lead([ends[0]]), list[BaseException]()
+    thread = EngineThread(lambda: make(lead.create_sampler), deaths.append, lead)
+    await thread.start()
+    ends[1].close()
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="engine has ended"):
+            await thread.call(Drop((KEY,)))
+    thread.stop()
+    assert [type(death) for death in deaths] == [RankError]
 
 
 async def test_only_commands_are_told(make: EngineMaker, ends: tuple[socket.socket, socket.socket]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from services.common.errors import UnavailableError
 from services.common.telemetry import get_logger
 from services.worker.engine.commands import Command
-from services.worker.engine.leading import Lead
+from services.worker.engine.leading import Lead, RankError
 from services.worker.engine.loop import Engine
 
 __all__ = ["EngineThread"]
@@ -65,9 +65,12 @@ class EngineThread:
         def run(engine: Engine) -> None:
             if not future.set_running_or_notify_cancel():
                 return
-            self._tell(function)
             try:
+                self._tell(function)
                 future.set_result(function(engine))
+            except RankError:
+                future.set_exception(UnavailableError(_ENDED))
+                raise
             except Exception as error:
                 future.set_exception(error)
 
