@@ -75,6 +75,7 @@ def _measure(rig: Rig, ranks: RankGroup) -> Iterator[Row]:
     agreement = compare_ranks(rig, ranks)
     yield Row(f"{name} / error against one rank", agreement.composed, "", better="lower")
     yield Row(f"{name} / the same, nothing added up", agreement.mistaken, "")
+    yield Row(f"{name} / logits that differ between ranks", _count_unlike(rig, ranks), "", better="lower")
     if not agreement.is_good:
         raise RuntimeError(f"{agreement}: this run measures nothing")
     started = time.perf_counter()
@@ -86,6 +87,15 @@ def _measure(rig: Rig, ranks: RankGroup) -> Iterator[Row]:
     yield Row(f"{name} / decode at {rig.sizes.prompt_tokens:,}, tokens/s", _decode_rate(rig), "tokens/s")
     for tokens in (1, rig.sizes.segments * rig.sizes.seam_window + rig.sizes.question_tokens):
         yield Row(f"{name} / a sum of {tokens} rows, µs", 1e6 * _sum_seconds(rig, ranks, tokens), "µs", better="lower")
+
+
+def _count_unlike(rig: Rig, ranks: RankGroup) -> int:
+    """Behind the first layers, of all questions: every rank computes them from sums of the same bits.
+
+    Of two ranks' numbers the sum is twice one's where they are alike, and nowhere else.
+    """
+    logits = torch.stack([*_compose(rig, ranks)])
+    return int((ranks.sum(logits.clone()) != ranks.share.count * logits).sum())
 
 
 def _decode_rate(rig: Rig) -> float:
