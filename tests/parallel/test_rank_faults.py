@@ -1,6 +1,6 @@
 """A fault that may have befallen one rank alone ends its engine, whose others would wait for it; alone it fails a request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 from services.worker.engine.commands import Submit, SubmitCapture
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
+from services.worker.engine.recorder import Recording, SharedRecorder
 from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
@@ -22,6 +23,8 @@ from services.worker.mixers.share import Share
 from tests.models import VARIANTS, CheckpointFactory
 from tests.parallel.observing import SEGMENT, load
 from tests.unit.worker.engine_rig import Heard
+
+FIRST_OF_THREE = Share(0, 3)
 
 
 class _OutOfMemoryError(RuntimeError):
@@ -89,3 +92,42 @@ def test_a_rank_alone_goes_on(broken: Broken) -> None:
     broken.run()
     assert [type(event) for event in broken.heard.events] == [FailedEvent]
     assert [bool(event.reason) for event in broken.captured] == [True]
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Ranks of which so many others do as they are asked."""
+
+    others: int
+    share: Share = FIRST_OF_THREE
+
+    def sum(self, partial: torch.Tensor) -> torch.Tensor:
+        return partial + self.others
+
+
+@dataclass(frozen=True, slots=True)
+class Refusing:
+    """A recorder that may refuse."""
+
+    refuses: bool
+
+    def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> Recording:
+        if self.refuses:
+            raise _OutOfMemoryError
+        return Recording(run(), lambda: None)
+
+
+def recorder(others: int, refuses: bool) -> SharedRecorder:
+    return SharedRecorder(Refusing(refuses), Counting(others), torch.device("cpu"))
+
+
+def test_a_recording_is_every_ranks() -> None:
+    output = torch.ones(1)
+    assert recorder(others=2, refuses=False).record(lambda: [output]).outputs == [output]
+
+
+@pytest.mark.parametrize(("others", "refuses"), [(1, False), (2, True), (0, True)])
+def test_a_recording_that_one_rank_lacks_is_nobodys(others: int, refuses: bool) -> None:
+    with pytest.raises(RuntimeError, match="not every rank could record") as failed:
+        recorder(others, refuses).record(lambda: [torch.ones(1)])
+    assert isinstance(failed.value.__cause__, _OutOfMemoryError) == refuses

@@ -15,7 +15,7 @@ import torch
 
 from services.worker.engine.combine import CombineRows
 from services.worker.engine.context import EngineContext
-from services.worker.engine.recorder import CudaRecorder, Recorder, Recording
+from services.worker.engine.recorder import Recorder, Recording, create_recorder
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot
 from services.worker.ops.columns import send_into
@@ -64,7 +64,7 @@ def choose_combine_graphs(context: EngineContext) -> "CombineGraphs | None":
     takes_bodies = all(mixer.rotary is None and mixer.projection.conv is not None for mixer in mixers)
     if not (has_kernels(context.device) and len(kinds) == 1 and takes_attention and takes_bodies):
         return None
-    return CombineGraphs(context, CudaRecorder())
+    return CombineGraphs(context, create_recorder(context))
 
 
 class _Fixed:
@@ -209,8 +209,6 @@ class CombineGraphs:
         try:
             self._recorded[room] = yield from self._record(fixed, queries)
         except Exception:  # whatever a device refuses to record, the prompts have their result
-            if self._context.is_split:
-                raise
             _log.exception("combines could not be recorded; they run as they are from now on")
             self._is_given_up = True
 
