@@ -1,8 +1,10 @@
 """Wires a worker: model, engine thread, cache client, gRPC server; and ends it in order."""
 
 import asyncio
+import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ from services.worker.settings import WorkerSettings
 __all__ = ["serve"]
 
 _GAUGE_SECONDS = 1.0
+# For calls under way to hear of the end of a group that has lost a rank.
+_LAST_SECONDS = 5.0
 
 
 async def serve(settings: WorkerSettings) -> int:
@@ -109,7 +113,12 @@ class _Ending:
 
         async def watch() -> None:
             lost = await followers.lost()
-            self._end(2 if lost.status == 2 else 1)
+            status = 2 if lost.status == 2 else 1
+            # Whoever waits for the engine may wait for a device on which the lost rank will never do its part.
+            last = threading.Timer(_LAST_SECONDS, os._exit, [status])
+            last.daemon = True
+            last.start()
+            self._end(status)
 
         self._watch = asyncio.create_task(watch())
 
