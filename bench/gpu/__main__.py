@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 import typer
 
-from bench.gpu import attention, capture, decode, families, memory, mixed, recompute, ttft
+from bench.gpu import attention, capture, decode, families, memory, mixed, parallel, recompute, ttft
 from bench.gpu.gate import measure_agreement
 from bench.gpu.rig import Rig
 from bench.gpu.sizes import TINY, TRUE, Sizes
@@ -21,7 +21,7 @@ from bench.results import Row, merge_results
 
 _CONFIG = Path("tests/data/configs/Qwen3.5-35B-A3B")
 _TINY_CONFIG = Path(__file__).parent / "tiny"
-_ALL, _GATE = "all", "gate"
+_ALL, _GATE, _PARALLEL = "all", "gate", "parallel"
 
 
 class GateError(Exception):
@@ -39,7 +39,7 @@ def gate(rig: Rig) -> Iterator[Row]:
 
 
 # In the order in which they run: recompute first, since its other process needs the device for itself, families last, since
-# they take the model's place.
+# they take the model's place, and behind them what takes other devices too.
 SUBJECTS: dict[str, Callable[[Rig], Iterator[Row]]] = {
     "recompute": recompute.measure,
     _GATE: gate,
@@ -50,8 +50,9 @@ SUBJECTS: dict[str, Callable[[Rig], Iterator[Row]]] = {
     "memory": memory.measure,
     "attention": attention.measure,
     "families": families.measure,
+    _PARALLEL: parallel.measure,
 }
-_UNGATED = {"recompute", "attention", "families"}
+_UNGATED = {"recompute", "attention", "families", _PARALLEL}
 
 
 def run(rig: Rig, chosen: Sequence[str], keep: Callable[[str, Sequence[Row]], object]) -> list[str]:
@@ -135,10 +136,13 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the weights.")] = 1,
     tiny: Annotated[bool, typer.Option(help="A tiny model and tiny prompts, on a CPU.")] = False,
 ) -> None:
-    """Measure the engine on one GPU with random weights of a true shape."""
+    """Measure the engine on one GPU, in `parallel` on two, with random weights of a true shape."""
     chosen, changes = select(subjects), size or []
     sizes = read_sizes(TINY if tiny else TRUE, changes)
     rig = Rig(_TINY_CONFIG if tiny else config, sizes, torch.device("cpu" if tiny else "cuda"), seed)
+    if _ALL in subjects and not parallel.is_possible(rig.device):
+        print(f"{_PARALLEL} is left out: it needs {parallel.RANKS} GPUs", flush=True)
+        chosen.remove(_PARALLEL)
     device = "CPU" if tiny else torch.cuda.get_device_name()
     options = [f"--config {rig.config}", *(f"--size {change}" for change in changes), f"--seed {seed}"]
     command = f"python -m bench.gpu {' '.join([*subjects, *options])}"

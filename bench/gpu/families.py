@@ -11,7 +11,7 @@ from bench.gpu.rig import Rig
 from bench.results import Row
 from services.worker.engine.requests import PromptPart, Serving
 
-__all__ = ["measure"]
+__all__ = ["measure", "measure_shape"]
 
 _NAMES = ("Kimi-Linear-48B-A3B", "Ring-mini-linear-2.0")
 _ROUNDS = 2
@@ -19,24 +19,29 @@ _ROUNDS = 2
 
 def measure(rig: Rig) -> Iterator[Row]:
     """The rig's own shape, then the shapes that stand beside its config; each model leaves the device before the next."""
-    yield from _measure(rig)
+    yield from measure_shape(rig, rig.config.name)
     rig.release()
     for name in _NAMES:
         config = rig.config.parent / name
         if config.is_dir():
             other = Rig(config, rig.sizes, rig.device, rig.seed)
             try:
-                yield from _measure(other)
+                yield from measure_shape(other, name)
             except Exception as error:  # whatever one shape dies of, the others are still to be measured
                 print(f"  FAILED  {name}: {type(error).__name__}: {error}", flush=True)
             other.release()
 
 
-def _measure(rig: Rig) -> Iterator[Row]:
-    name, sizes = rig.config.name, rig.sizes
+def measure_shape(rig: Rig, name: str) -> Iterator[Row]:
+    """One shape's rows, named by it; bytes are those of one rank where several hold it.
+
+    Raises:
+        RuntimeError: composed prompts do not say what a recompute says.
+    """
+    sizes = rig.sizes
     yield Row(f"{name} / weights, GiB", rig.weights.total / 2**30, "GiB", better="lower")
-    held = plane_bytes(rig.spec, rig.dtype.itemsize)
-    held += (sizes.segment_tokens - sizes.seam_window) * rig.spec.token_bytes(rig.dtype.itemsize)
+    held = plane_bytes(rig.own_spec, rig.dtype.itemsize)
+    held += (sizes.segment_tokens - sizes.seam_window) * rig.own_spec.token_bytes(rig.dtype.itemsize)
     yield Row(f"{name} / a segment, MiB", held / 2**20, "MiB", better="lower")
     agreement = measure_agreement(rig)
     yield Row(f"{name} / error of the gate's logits", agreement.composed, "", better="lower")

@@ -17,7 +17,7 @@ from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
 
-__all__ = ["Agreement", "measure_agreement"]
+__all__ = ["Agreement", "last_logits", "mean_error", "measure_agreement"]
 
 _QUESTIONS = 4
 _MOST_ERROR, _LEAST_CONTRAST = 0.2, 3.0
@@ -49,8 +49,10 @@ def measure_agreement(rig: Rig) -> Agreement:
     capture_together(engine, {key(0): own, key(1): other})
     states = [engine.context.store.get_segment(key(index), ids) for index, ids in enumerate((own, other))]
     parts = [CombinePart(own), *(CombinePart(own, _as_of(own, state)) for state in states)]
-    exact, composed, mistaken = ([_logits(rig, engine, part, number) for number in range(_QUESTIONS)] for part in parts)
-    return Agreement(_error(composed, exact), _error(mistaken, exact))
+    exact, composed, mistaken = (
+        [last_logits(rig, engine, part, number) for number in range(_QUESTIONS)] for part in parts
+    )
+    return Agreement(mean_error(composed, exact), mean_error(mistaken, exact))
 
 
 def _as_of(token_ids: tuple[int, ...], state: SegmentState | None) -> SegmentState:
@@ -60,7 +62,8 @@ def _as_of(token_ids: tuple[int, ...], state: SegmentState | None) -> SegmentSta
     return replace(state, token_ids=token_ids)
 
 
-def _logits(rig: Rig, engine: Engine, part: CombinePart, number: int) -> torch.Tensor:
+def last_logits(rig: Rig, engine: Engine, part: CombinePart, number: int) -> torch.Tensor:
+    """Of a prompt of the prime, one part and a question."""
     prime = CombinePart(rig.ids(7, rig.sizes.prime_tokens))
     question = CombinePart(rig.question(number).token_ids)
     combine = CombinePass(engine.context, CombinePlan(None, (prime, part, question), max_tokens=1))
@@ -75,6 +78,7 @@ def _logits(rig: Rig, engine: Engine, part: CombinePart, number: int) -> torch.T
                 return logits
 
 
-def _error(logits: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+def mean_error(logits: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Relative, `‖a − b‖ / ‖b‖`, the mean over questions."""
     errors = [float((own - true).norm() / true.norm()) for own, true in zip(logits, expected, strict=True)]
     return sum(errors) / len(errors)

@@ -19,22 +19,40 @@ from services.worker.engine.seam import SeamWindow
 from services.worker.mixers.linear import LinearMixer
 from services.worker.mixers.paged_attention import PagedAttention
 from services.worker.mixers.shapes import PageShape, StateShape
+from services.worker.mixers.share import WHOLE, Ranks, Share
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.decoder import Layer, Model, PostNormLayer, PreNormLayer
 from services.worker.models.registry import draw_model, read_checkpoint_spec
+from services.worker.models.shared_layer import SharedLayer
+from services.worker.models.spec import ModelSpec
 
 __all__ = ["Rig"]
 
 # Nothing is to be evicted, put off or cut while it is measured.
 _UNBOUNDED = 1 << 40
-_PACKED_TOKENS = 1 << 15
 
 
 class Rig:
-    """A model of a config's shape, drawn when it is first asked for and kept until `release`."""
+    """A model of a config's shape, drawn when it is first asked for and kept until `release`.
 
-    def __init__(self, config: Path, sizes: Sizes, device: torch.device, seed: int) -> None:
+    ranks: with which others it is held, None for all of it here; num_layers: how many of its layers are drawn, None for all;
+    packed_tokens: of one pass of captures or combines, which bounds what it takes beside the weights.
+    """
+
+    def __init__(
+        self,
+        config: Path,
+        sizes: Sizes,
+        device: torch.device,
+        seed: int,
+        ranks: Ranks | None = None,
+        num_layers: int | None = None,
+        packed_tokens: int = 1 << 15,
+    ) -> None:
         self.config = config
+        self.ranks = ranks
+        self.num_layers = num_layers
+        self.packed_tokens = packed_tokens
         self.sizes = sizes
         self.device = device
         self.seed = seed
@@ -49,8 +67,18 @@ class Rig:
 
     @cached_property
     def weights(self) -> WeightSizes:
-        """Bytes of the model's weights."""
-        return WeightSizes.read(self.config, self.dtype)
+        """Bytes of the weights that are held here."""
+        return WeightSizes.read(self.config, self.dtype, self.share)
+
+    @property
+    def share(self) -> Share:
+        """What is held here of the model."""
+        return WHOLE if self.ranks is None else self.ranks.share
+
+    @property
+    def own_spec(self) -> ModelSpec:
+        """The shapes of what is held here; `spec` has the whole model's."""
+        return self.spec.split(self.share)
 
     @property
     def is_drawn(self) -> bool:
@@ -61,9 +89,9 @@ class Rig:
     def model(self) -> Model:
         """The model, whose own pools are as small as can be."""
         if self._model is None:
-            memory = DeviceMemory(self.device, self.dtype, 1, self.sizes.page_tokens, num_slots=1)
+            memory = DeviceMemory(self.device, self.dtype, 1, self.sizes.page_tokens, num_slots=1, ranks=self.ranks)
             with torch.inference_mode():
-                self._model = draw_model(self.config, memory, self.seed)
+                self._model = draw_model(self.config, memory, self.seed, self.num_layers)
         return self._model
 
     @property
@@ -80,7 +108,7 @@ class Rig:
         """
         sizes = self.sizes
         pages = (num_tokens + sizes.prime_tokens) // sizes.page_tokens + num_runs + 2
-        memory = DeviceMemory(self.device, self.dtype, pages, sizes.page_tokens, num_slots + 1)
+        memory = DeviceMemory(self.device, self.dtype, pages, sizes.page_tokens, num_slots + 1, self.ranks)
         with torch.inference_mode():
             model = _rehouse(_first_layers(self.model, num_layers), memory)
         profile = CaptureProfile(
@@ -92,8 +120,8 @@ class Rig:
             max_waiting=1024,
             max_running=num_slots,
             layer_tokens=_UNBOUNDED,
-            capture_tokens=_PACKED_TOKENS,
-            sweep_tokens=_PACKED_TOKENS,
+            capture_tokens=self.packed_tokens,
+            sweep_tokens=self.packed_tokens,
         )
         return Engine(context, limits)
 
@@ -131,9 +159,17 @@ def _rehouse(model: Model, memory: DeviceMemory) -> Model:
 
 
 def _with_pools(layer: Layer, kept: StateShape | PageShape, memory: DeviceMemory) -> Layer:
+    if isinstance(layer, SharedLayer):
+        return replace(layer, share=_with_own_pools(layer.share, kept, memory))
+    if isinstance(layer, PreNormLayer | PostNormLayer):
+        return _with_own_pools(layer, kept, memory)
+    raise TypeError(f"{type(layer).__name__} is no layer that can be given other pools")
+
+
+def _with_own_pools(
+    layer: PreNormLayer | PostNormLayer, kept: StateShape | PageShape, memory: DeviceMemory
+) -> PreNormLayer | PostNormLayer:
     mixer = layer.mixer
-    if not isinstance(layer, PreNormLayer | PostNormLayer):
-        raise TypeError(f"{type(layer).__name__} is no layer that can be given other pools")
     if isinstance(mixer, LinearMixer) and isinstance(kept, StateShape):
         return replace(layer, mixer=replace(mixer, slots=memory.add_linear_slots(kept)))
     if isinstance(mixer, PagedAttention) and isinstance(kept, PageShape):

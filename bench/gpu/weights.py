@@ -11,6 +11,7 @@ import torch
 
 from services.worker.inspection.requests import record_requests
 from services.worker.inspection.sizes import measure_sizes
+from services.worker.mixers.share import WHOLE, Share
 from services.worker.models.checkpoint import read_json
 from services.worker.models.experts import ExpertsShape
 from services.worker.models.registry import find_family
@@ -38,13 +39,13 @@ class WeightSizes:
     active_parameters: int
 
     @classmethod
-    def read(cls, config: Path, dtype: torch.dtype) -> "WeightSizes":
-        """Of a model in `dtype`; needs its `config.json` alone."""
+    def read(cls, config: Path, dtype: torch.dtype, share: Share = WHOLE) -> "WeightSizes":
+        """Of a share of a model in `dtype`; needs its `config.json` alone."""
         fields = read_json(config / "config.json")
         family = find_family(config, fields)
         spec = family.read_spec(fields)
-        requests = record_requests(family, spec, dtype, frozenset())
-        sizes = measure_sizes(spec, requests, dtype.itemsize)
+        requests = record_requests(family, spec, dtype, frozenset(), share)
+        sizes = measure_sizes(spec, requests, dtype.itemsize, share)
         routed = sum(request.num_bytes for name, request in requests.items() if ".experts." in name)
         looked_up = sum(request.num_bytes for name, request in requests.items() if "embed" in name)
         blocks = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsShape)]

@@ -43,6 +43,7 @@ def check(
     directory: Annotated[Path, typer.Argument(help="Directory with config.json, and with weights or without.")],
     gpu: Annotated[Gpu | None, typer.Option(help="Say what fits beside the weights on this GPU.")] = None,
     gpu_bytes: Annotated[int | None, typer.Option(min=1, help="The same for another GPU, by its memory.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="Split the model over so many of these GPUs.")] = 1,
     body_tokens: Annotated[
         int, typer.Option(min=1, help="Length of a segment's body where states are counted.")
     ] = 2048,
@@ -65,7 +66,7 @@ def check(
         raise typer.BadParameter("give --gpu or --gpu-bytes, not both")
     try:
         memory = gpu_bytes if gpu is None else GPU_BYTES[gpu]
-        report = inspect_checkpoint(directory, memory, CapacityAssumptions(body_tokens=body_tokens))
+        report = inspect_checkpoint(directory, memory, CapacityAssumptions(body_tokens=body_tokens, num_gpus=gpus))
         if text is not None:
             report = measure_decays(report, text)
     except (WorkerError, OSError, UnicodeDecodeError) as error:

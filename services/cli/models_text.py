@@ -98,10 +98,11 @@ def _decays(decays: DecayReport) -> Iterator[str]:
 def _capacity(capacity: Capacity) -> Iterator[str]:
     assumed = capacity.assumptions
     share = f"{assumed.reserved_share:.0%} kept for activations and the runtime"
+    gpus = "a GPU" if assumed.num_gpus == 1 else f"each of {assumed.num_gpus} GPUs"
     if capacity.free <= 0:
-        yield f"a GPU of {_bytes(capacity.gpu)} ({share}): the weights need {capacity.gpus_for_weights} of them"
+        yield f"{gpus} of {_bytes(capacity.gpu)} ({share}): the weights need {capacity.gpus_for_weights} of them"
         return
-    yield f"a GPU of {_bytes(capacity.gpu)} ({share}): {_bytes(capacity.free)} beside the weights hold either"
+    yield f"{gpus} of {_bytes(capacity.gpu)} ({share}): {_bytes(capacity.free)} beside the weights hold either"
     tokens = "any number of" if capacity.tokens is None else f"{capacity.tokens:,}"
     yield f"  {tokens} tokens of keys and values, or"
     request, segment = _bytes(capacity.request), _bytes(capacity.segment)

@@ -18,6 +18,7 @@ from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel
+from services.worker.engine.commands import Cancel, Submit, SubmitCapture
 from services.worker.engine.loop import Engine
 from services.worker.engine.planes import Plane, layer_planes
 from services.worker.engine.requests import (
@@ -114,7 +115,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         publishing = _Publishing(self._residency, tickets)
         try:
             await self._residency.forget_ordered(ordered)
-            await self._engine.call(lambda engine: engine.submit(job))
+            await self._engine.call(Submit(job))
             async for event in _until_finished(events):
                 if isinstance(event, CaptureEvent):
                     self._metrics.on_capture(event)
@@ -134,7 +135,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             raise messages.service_error(error) from error
         finally:
             publishing.cancel()
-            self._engine.post(lambda engine: engine.cancel(call_id))
+            self._engine.post(Cancel(call_id))
             await asyncio.shield(self._residency.abandon(tickets))
 
     async def Capture(  # noqa: N802
@@ -150,13 +151,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         tickets = {segment.key: segment.ticket for segment in request.segments}
         job = CaptureJob(call_id, segments, _sink_to(events), request.background)
         try:
-            await self._engine.call(lambda engine: engine.submit_capture(job))
+            await self._engine.call(SubmitCapture(job))
             for _ in segments:
                 event = await events.get()
                 self._metrics.on_capture(event)
                 yield await self._publish_capture(event, tickets[event.key])
         finally:
-            self._engine.post(lambda engine: engine.cancel(call_id))
+            self._engine.post(Cancel(call_id))
             await asyncio.shield(self._residency.abandon(tickets))
 
     async def Fetch(  # noqa: N802
@@ -165,6 +166,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.FetchRequest, worker_pb2.Chunk],
     ) -> AsyncIterator[worker_pb2.Chunk]:
         """See worker.proto."""
+        if await self._engine.call(lambda engine: engine.context.is_split):
+            raise NotFoundError(
+                "this worker's ranks hold shares of its states, which leave it for no one; compute the part"
+            )
         copied = await self._wait_for_state(request.key, request.wait_seconds)
         header = _state_header(self._served, copied)
         for planes in copied.layers[request.from_layer :]:

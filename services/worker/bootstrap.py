@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 
 from services.common.telemetry import configure_logging
 from services.worker.settings import WorkerSettings
@@ -18,4 +19,9 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from services.worker.serving import serve
 
-    raise SystemExit(asyncio.run(serve(settings)))
+    status = asyncio.run(serve(settings))
+    if settings.tensor_parallel > 1:
+        # A thread, or a destructor, may wait for a device on which another rank will never do its part.
+        sys.stderr.flush()
+        os._exit(status)
+    raise SystemExit(status)

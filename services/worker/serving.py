@@ -1,8 +1,12 @@
 """Wires a worker: model, engine thread, cache client, gRPC server; and ends it in order."""
 
 import asyncio
+import os
 import signal
 import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -14,10 +18,12 @@ from services.common.telemetry import get_logger, serve_metrics
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.followers import Followers
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel, read_served_model
 from services.worker.app import WorkerService
+from services.worker.mixers.share import Share, SplitError
 from services.worker.models.errors import CheckpointError
 from services.worker.profile import ProfileError
 from services.worker.settings import WorkerSettings
@@ -25,18 +31,49 @@ from services.worker.settings import WorkerSettings
 __all__ = ["serve"]
 
 _GAUGE_SECONDS = 1.0
+# For calls under way to hear of the end of a group that has lost a rank.
+_LAST_SECONDS = 5.0
 
 
 async def serve(settings: WorkerSettings) -> int:
-    """Serve until a signal or the engine's death; returns the process's exit status."""
+    """Serve until a signal, the engine's death or the loss of a rank; returns the process's exit status."""
     ended = _Ending()
     try:
         served = read_served_model(settings)
-        engine = EngineThread(lambda: build_engine(settings, served), ended.on_engine_death)
-        await engine.start()
-    except (CheckpointError, ProfileError) as error:
+        async with _started_followers(settings, served, ended) as followers:
+            return await _serve(settings, served, followers, ended)
+    except (CheckpointError, ProfileError, SplitError) as error:
         sys.stderr.write(f"hypic worker: {error}\n")
         return 2
+
+
+@asynccontextmanager
+async def _started_followers(
+    settings: WorkerSettings, served: ServedModel, ended: "_Ending"
+) -> AsyncIterator[Followers | None]:
+    """The other ranks, whose first loss ends the process; None where there are none.
+
+    Raises:
+        SplitError: the model cannot be split over so many.
+    """
+    if settings.tensor_parallel == 1:
+        yield None
+        return
+    served.spec.split(Share(0, settings.tensor_parallel))
+    followers = await Followers.start(settings.tensor_parallel, served.revision)
+    ended.watch(followers)
+    try:
+        yield followers
+    finally:
+        ended.unwatch()
+        await followers.stop()
+
+
+async def _serve(settings: WorkerSettings, served: ServedModel, followers: Followers | None, ended: "_Ending") -> int:
+    place, lead = (None, None) if followers is None else (followers.place, followers.lead)
+    engine = EngineThread(lambda: build_engine(settings, served, place), ended.on_engine_death, lead)
+    if not await ended.outlives(engine.start()):
+        return await ended.wait()
     channel = create_channel(settings.cache_address)
     worker = _assemble(settings, served, engine, channel)
     health = HealthSwitch()
@@ -55,7 +92,8 @@ async def serve(settings: WorkerSettings) -> int:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    engine.stop()
+    if status == 0:
+        engine.stop()
     await channel.close()
     return status
 
@@ -66,8 +104,39 @@ class _Ending:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._status: asyncio.Future[int] = self._loop.create_future()
+        self._watch: asyncio.Task[None] | None = None
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signal_number, self._end, 0)
+
+    def watch(self, followers: Followers) -> None:
+        """A group that has lost a rank is better restarted; a fault of the checkpoint is no better the next time."""
+
+        async def watch() -> None:
+            lost = await followers.lost()
+            status = 2 if lost.status == 2 else 1
+            # Whoever waits for the engine may wait for a device on which the lost rank will never do its part.
+            last = threading.Timer(_LAST_SECONDS, os._exit, [status])
+            last.daemon = True
+            last.start()
+            self._end(status)
+
+        self._watch = asyncio.create_task(watch())
+
+    def unwatch(self) -> None:
+        """From now on ranks may end."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def outlives(self, starting: Awaitable[None]) -> bool:
+        """Wait for a start; whether it came before the loss of a rank. Raises what the start raises."""
+        waits: list[asyncio.Future[None]] = [asyncio.ensure_future(starting)]
+        if self._watch is not None:
+            waits.append(self._watch)
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if waits[0] not in done:
+            return False
+        waits[0].result()
+        return True
 
     def on_engine_death(self, _error: BaseException) -> None:
         """May be called from any thread: a worker without an engine is better restarted."""

@@ -44,6 +44,14 @@ class WorkerSettings(ServiceSettings):
         description="CPU threads of a tensor operation; 1 on up to 4 cores, else 4",
     )
 
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="ranks of this host that hold the model together, a process each, on as many GPUs from the first one on;"
+        " memory below is that of each",
+    )
+
     page_tokens: int = Field(default=16, ge=1, le=1024, description="tokens a page of keys and values holds")
     memory_bytes: int | None = Field(
         default=None,
@@ -77,6 +85,16 @@ class WorkerSettings(ServiceSettings):
     drain_seconds: float = Field(default=30.0, ge=0.0, description="how long SIGTERM waits for running streams")
     metrics_host: str = "127.0.0.1"
     metrics_port: int = Field(default=0, ge=0, le=65535, description="0 serves no metrics")
+
+    @model_validator(mode="after")
+    def _counts_devices_from_the_first(self) -> "WorkerSettings":
+        """Ranks choose their GPUs themselves."""
+        if self.tensor_parallel > 1 and ":" in self.device:
+            raise ValueError(
+                f"HYPIC_WORKER_DEVICE: {self.device} is one GPU and HYPIC_WORKER_TENSOR_PARALLEL asks for"
+                f" {self.tensor_parallel}; set it to cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares_memory_once(self) -> "WorkerSettings":

@@ -19,6 +19,7 @@ from services.worker.engine.sampling import Likeliest, Sampler, SamplingOptions,
 from services.worker.engine.states import PrefixState, SegmentState
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import LinearPlane
+from services.worker.mixers.share import Ranks
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.registry import load_checkpoint
 
@@ -72,10 +73,18 @@ def draw_ids(count: int, seed: int, vocab_size: int = 211) -> tuple[int, ...]:
 
 
 def create_context(
-    directory: Path, device: torch.device, profile: CaptureProfile, num_pages: int = 160, num_slots: int = 6
+    directory: Path,
+    device: torch.device,
+    profile: CaptureProfile,
+    num_pages: int = 160,
+    num_slots: int = 6,
+    ranks: Ranks | None = None,
 ) -> EngineContext:
-    """A loaded checkpoint whose memory is poisoned: whatever is read before it is written turns the result into NaN."""
-    memory = DeviceMemory(device, torch.float32, num_pages, page_size=16, num_slots=num_slots)
+    """A loaded checkpoint, or a rank's share of it.
+
+    Its memory is poisoned: whatever is read before it is written turns the result into NaN.
+    """
+    memory = DeviceMemory(device, torch.float32, num_pages, page_size=16, num_slots=num_slots, ranks=ranks)
     context = EngineContext.create(load_checkpoint(directory, memory), memory, profile, state_bytes=1 << 28)
     poison(context)
     return context

@@ -39,6 +39,25 @@ def test_a_checkpoint_that_can_be_served(directory: Path) -> None:
     assert "running requests" in result.output
 
 
+def test_a_checkpoint_over_two_gpus() -> None:
+    """Half of all but embedding and head, which every rank has, beside the runtime's tenth."""
+    config = "tests/data/configs/Qwen3.5-122B-A10B"
+    result = run("check", config, "--gpu", "h200", "--gpus", 2, "--json")
+    capacity, sizes = (json.loads(result.output)[name] for name in ("capacity", "sizes"))
+    looked_up = 2 * 2 * 248_320 * 3072
+    own = 0.9 * capacity["gpu"] - capacity["free"]
+    assert own == pytest.approx((sizes["weights"] + looked_up) / 2, rel=1e-3)
+    assert capacity["segment"] < 0.6 * (sum(sizes["segment"].values()) + 2048 * sizes["token"])
+    assert "each of 2 GPUs of 139 GiB" in run("check", config, "--gpu", "h200", "--gpus", 2).output
+    assert "the weights need 2 of them" in run("check", config, "--gpu", "h200").output
+
+
+def test_a_checkpoint_that_gpus_cannot_share() -> None:
+    result = run("check", "tests/data/configs/Qwen3.5-35B-A3B", "--gpu", "h200", "--gpus", 3)
+    assert result.exit_code == 2
+    assert "16 linear key heads cannot be split over 3 ranks" in result.output
+
+
 def test_the_same_as_json(directory: Path) -> None:
     report = json.loads(run("check", directory, "--gpu-bytes", 1 << 30, "--body-tokens", 500, "--json").output)
     assert report["capacity"]["gpu"] == 1 << 30

@@ -1,6 +1,8 @@
 """Builds the engine from settings; runs on the engine's thread."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -10,50 +12,88 @@ from services.worker.engine.context import CaptureProfile, EngineContext, captur
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
 from services.worker.engine.pages import NoRoomError
+from services.worker.engine.ranks import RankGroup
+from services.worker.engine.sampling import Sampler, SamplingOptions
 from services.worker.inspection.budget import PassSizes, share_memory
 from services.worker.inspection.requests import record_requests
 from services.worker.inspection.sizes import measure_sizes
+from services.worker.mixers.share import WHOLE, Share
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.checkpoint import read_json
 from services.worker.models.errors import CheckpointError
 from services.worker.models.registry import find_family, load_checkpoint
 from services.worker.settings import WorkerSettings
 
-__all__ = ["build_engine"]
+__all__ = ["RankPlace", "build_engine"]
 
 
-def build_engine(settings: WorkerSettings, served: ServedModel) -> Engine:
-    """Load the weights and allocate the pools.
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """One rank's place in a group. rendezvous: where its ranks meet; create_sampler: see `Engine`."""
+
+    share: Share
+    rendezvous: Path
+    create_sampler: Callable[[SamplingOptions], Sampler]
+
+
+def build_engine(settings: WorkerSettings, served: ServedModel, place: RankPlace | None = None) -> Engine:
+    """Load the weights, or a rank's share of them, and allocate the pools.
 
     Raises:
         CheckpointError: the weights cannot be served, the device is not there, or the pages are too few.
+        SplitError: the model cannot be split over so many ranks.
     """
-    if settings.device.startswith("cuda") and not torch.cuda.is_available():
-        raise CheckpointError(f"HYPIC_WORKER_DEVICE is {settings.device} but torch sees no GPU; set it to cpu")
-    if settings.device.startswith("cuda:"):
-        # Of this thread: kernels and recorded passes go to the present device.
-        torch.cuda.set_device(torch.device(settings.device))
+    share = WHOLE if place is None else place.share
+    if settings.tensor_parallel != share.count:
+        raise CheckpointError(
+            f"HYPIC_WORKER_TENSOR_PARALLEL is {settings.tensor_parallel}, and only `hypic worker` starts several ranks; set"
+            " it to 1"
+        )
+    own_spec = served.spec.split(share)
+    device = _choose_device(settings, share)
     torch.set_num_threads(settings.torch_threads)
     # A product over denormal numbers takes a hundred times as long on a CPU; they say nothing that fp32 sums would keep.
     torch.set_flush_denormal(True)
     dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
-    pools = _size_pools(settings, served, dtype)
+    pools = _size_pools(settings, served, dtype, share)
     # A model without attention layers keeps nothing of a token; its pages are counted as if it kept a byte.
-    num_pages = pools.page_bytes // (max(1, served.spec.token_bytes(dtype.itemsize)) * settings.page_tokens)
+    num_pages = pools.page_bytes // (max(1, own_spec.token_bytes(dtype.itemsize)) * settings.page_tokens)
     least_segment = served.profile.seam.least_segment(max(1, served.spec.conv_history))
     if num_pages * settings.page_tokens < least_segment + served.spec.conv_history + 2:
         raise CheckpointError(f"{pools.said} holds only {num_pages} pages; raise it")
-    memory = DeviceMemory(
-        torch.device(settings.device), dtype, num_pages, settings.page_tokens, num_slots=settings.max_running
-    )
+    ranks = None if place is None else RankGroup.join(share, device, place.rendezvous)
+    memory = DeviceMemory(device, dtype, num_pages, settings.page_tokens, num_slots=settings.max_running, ranks=ranks)
     model = load_checkpoint(settings.checkpoint, memory)
     profile = CaptureProfile(served.profile.seam, served.prime_ids, capture_chunk(memory.device))
+    create_sampler = Sampler if place is None else place.create_sampler
     try:
-        return Engine(EngineContext.create(model, memory, profile, pools.state_bytes), _limits(settings, served))
+        context = EngineContext.create(model, memory, profile, pools.state_bytes)
+        return Engine(context, _limits(settings, served), create_sampler)
     except NoRoomError as error:
         raise CheckpointError(
             f"{pools.said} does not hold the profile's prime of {len(served.prime_ids)} tokens ({error}); raise it"
         ) from error
+
+
+def _choose_device(settings: WorkerSettings, share: Share) -> torch.device:
+    """The rank's own GPU, which becomes the thread's: kernels and recorded passes go to the present one.
+
+    Raises:
+        CheckpointError: it is not there.
+    """
+    if not settings.device.startswith("cuda"):
+        return torch.device(settings.device)
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found == 0:
+        raise CheckpointError(f"HYPIC_WORKER_DEVICE is {settings.device} but torch sees no GPU; set it to cpu")
+    if found < share.count:
+        raise CheckpointError(
+            f"HYPIC_WORKER_TENSOR_PARALLEL is {share.count} but torch sees {found} GPUs; set it to {found} at most"
+        )
+    device = torch.device(settings.device) if share.count == 1 else torch.device("cuda", share.index)
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return device
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +105,8 @@ class _Pools:
     said: str
 
 
-def _size_pools(settings: WorkerSettings, served: ServedModel, dtype: torch.dtype) -> _Pools:
-    """As the two settings say, or what a budget of everything leaves.
+def _size_pools(settings: WorkerSettings, served: ServedModel, dtype: torch.dtype, share: Share) -> _Pools:
+    """As the two settings say, or what a budget of everything leaves beside a share of the model.
 
     Raises:
         CheckpointError: it leaves nothing.
@@ -80,9 +120,9 @@ def _size_pools(settings: WorkerSettings, served: ServedModel, dtype: torch.dtyp
     if settings.device != "cpu":
         passes = replace(passes, recorded_passes=RECORDED_PASSES, recorded_tokens=RECORDED_TOKENS)
     fields = read_json(settings.checkpoint / "config.json")
-    requests = record_requests(find_family(settings.checkpoint, fields), served.spec, dtype, frozenset())
-    sizes = measure_sizes(served.spec, requests, dtype.itemsize)
-    shares = share_memory(settings.memory_bytes, served.spec, sizes, dtype.itemsize, passes)
+    requests = record_requests(find_family(settings.checkpoint, fields), served.spec, dtype, frozenset(), share)
+    sizes = measure_sizes(served.spec, requests, dtype.itemsize, share)
+    shares = share_memory(settings.memory_bytes, served.spec.split(share), sizes, dtype.itemsize, passes)
     said = f"HYPIC_WORKER_MEMORY_BYTES of {settings.memory_bytes}"
     if shares.pages + shares.states <= 0:
         raise CheckpointError(

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from services.common.errors import UnavailableError
 from services.common.telemetry import get_logger
+from services.worker.engine.commands import Command
+from services.worker.engine.leading import Lead, RankError
 from services.worker.engine.loop import Engine
 
 __all__ = ["EngineThread"]
@@ -21,12 +23,16 @@ _ENDED = "the worker's engine has ended; send the request again"
 class EngineThread:
     """Start it once; `call` and `post` may be used from any thread.
 
-    `on_death` is called from the engine's thread when the loop fails: nothing can be served any more.
+    `on_death` is called from the engine's thread when the loop fails: nothing can be served any more. `lead` tells other
+    ranks, where there are any: commands run on all of them, whatever else is called on this one alone, and changes nothing.
     """
 
-    def __init__(self, build: Callable[[], Engine], on_death: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, build: Callable[[], Engine], on_death: Callable[[BaseException], None], lead: Lead | None = None
+    ) -> None:
         self._build = build
         self._on_death = on_death
+        self._lead = lead
         self._commands: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
         self._built: Future[None] = Future()
         self._lock = threading.Lock()
@@ -41,7 +47,12 @@ class EngineThread:
 
     def post(self, command: Callable[[Engine], None]) -> None:
         """Run a command on the engine's thread, sometime soon."""
-        self._commands.put(command)
+
+        def run(engine: Engine) -> None:
+            self._tell(command)
+            command(engine)
+
+        self._commands.put(run)
 
     async def call(self, function: Callable[[Engine], Result]) -> Result:
         """Run a function on the engine's thread and return its result, or raise its exception.
@@ -55,7 +66,11 @@ class EngineThread:
             if not future.set_running_or_notify_cancel():
                 return
             try:
+                self._tell(function)
                 future.set_result(function(engine))
+            except RankError:
+                future.set_exception(UnavailableError(_ENDED))
+                raise
             except Exception as error:
                 future.set_exception(error)
 
@@ -64,7 +79,7 @@ class EngineThread:
                 raise UnavailableError(_ENDED)
             self._unanswered.add(future)
         future.add_done_callback(self._unanswered.discard)
-        self.post(run)
+        self._commands.put(run)
         return await asyncio.wrap_future(future)
 
     def stop(self) -> None:
@@ -81,12 +96,18 @@ class EngineThread:
         self._built.set_result(None)
         try:
             while self._obey(engine):
+                if self._lead is not None:
+                    self._lead.step(engine)
                 engine.step()
         except Exception as error:
             get_logger().exception("engine_died")
             self._on_death(error)
         finally:
             self._refuse_the_rest()
+
+    def _tell(self, function: Callable[[Engine], object]) -> None:
+        if self._lead is not None and isinstance(function, Command):
+            self._lead.tell(function)
 
     def _refuse_the_rest(self) -> None:
         """Nobody waits for a function that will never run."""

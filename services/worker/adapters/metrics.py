@@ -32,7 +32,7 @@ class WorkerMetrics:
         self.capture_seconds = seconds("capture_time", "One capture pass, from its first layer to its last.")
         self.requests_running = gauge("num_requests_running", "Requests that combine or decode.")
         self.requests_waiting = gauge("num_requests_waiting", "Requests that wait for room.")
-        self.state_bytes = gauge("state_bytes", "Bytes of stored states, pages whole.")
+        self.state_bytes = gauge("state_bytes", "Bytes of stored states, pages whole; of one rank.")
         self.pages_free = gauge("pages_free", "Pages nobody holds.")
 
     def on_prefilled(self, event: PrefilledEvent) -> None:

@@ -9,6 +9,7 @@ from services.common.errors import ConflictError, HypicError
 from services.common.telemetry import get_logger
 from services.worker.adapters.cache_client import CacheClient, Published
 from services.worker.adapters.engine_thread import EngineThread
+from services.worker.engine.commands import Drop
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
 
@@ -66,7 +67,7 @@ class Residency:
             self._published.pop(key, None)
         if not wanted:
             return 0
-        return await self._engine.call(lambda engine: sum(engine.context.store.drop(key) for key in wanted))
+        return await self._engine.call(Drop(wanted))
 
     async def forget_ordered(self, keys: Iterable[bytes]) -> None:
         """Drop published states that are ordered anew: a directory that listed them still would have said so."""

@@ -37,8 +37,8 @@ class ServedModel:
     eos_token: str
 
 
-def read_served_model(settings: WorkerSettings) -> ServedModel:
-    """Read everything but the weights.
+def read_served_model(settings: WorkerSettings, revision: str | None = None) -> ServedModel:
+    """Read everything but the weights; `revision` where another rank has read them for it already.
 
     Raises:
         CheckpointError: a file is missing or malformed.
@@ -51,7 +51,7 @@ def read_served_model(settings: WorkerSettings) -> ServedModel:
     tokenizer_config = read_json(directory / "tokenizer_config.json")
     profile_path = settings.profile or directory / "profile.toml"
     profile = load_profile(profile_path) if settings.profile or profile_path.exists() else Profile()
-    revision = _revision(directory)
+    revision = revision or _revision(directory)
     eos_token = _token_text(tokenizer_config.get("eos_token"))
     context_length = min(settings.context_length or spec.context_length, spec.context_length)
     prime_ids = tuple(tokenizer.encode(profile.prime, add_special_tokens=False).ids)

@@ -96,6 +96,8 @@ class CaptureQueue:
         try:
             states = pack.capture.finish()
         except Exception as error:
+            if self._context.is_split:
+                raise
             self.fail(error)
         else:
             self._pack = None
@@ -165,6 +167,8 @@ class CaptureQueue:
             except NoRoomError as error:
                 orders = self._shrink(orders, str(error))
             except Exception as error:
+                if self._context.is_split:
+                    raise
                 for order in orders:
                     self._end(order, f"capture failed: {error}", 0.0)
                 return None

@@ -15,7 +15,7 @@ import torch
 
 from services.worker.engine.combine import CombineRows
 from services.worker.engine.context import EngineContext
-from services.worker.engine.recorder import CudaRecorder, Recorder, Recording
+from services.worker.engine.recorder import Recorder, Recording, create_recorder
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot
 from services.worker.mixers.linear import LinearMixer
@@ -65,7 +65,7 @@ def choose_combine_graphs(context: EngineContext) -> "CombineGraphs | None":
     takes_bodies = all(mixer.rotary is None and mixer.projection.conv is not None for mixer in mixers)
     if not (has_kernels(context.device) and len(kinds) == 1 and takes_attention and takes_bodies):
         return None
-    return CombineGraphs(context, CudaRecorder())
+    return CombineGraphs(context, create_recorder(context))
 
 
 def _ahead_of_attention(context: EngineContext) -> int:

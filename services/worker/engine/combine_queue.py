@@ -143,6 +143,8 @@ class CombineQueue:
             for one in wanted:
                 one.captures.finish_chunk()
         except Exception as error:
+            if self._context.is_split:
+                raise
             self.fail(error)
             return
         kept = [row for row, one in enumerate(self._swept) if not one.is_cancelled]

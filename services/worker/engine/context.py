@@ -59,6 +59,11 @@ class EngineContext:
         """Where the model runs."""
         return self.memory.device
 
+    @property
+    def is_split(self) -> bool:
+        """Other ranks hold a share of the model: a fault that befalls one of them alone must end them all."""
+        return self.memory.share.count > 1
+
     def integers(self, values: list[int] | tuple[int, ...] | range) -> torch.Tensor:
         """An int64 tensor on the device."""
         return torch.tensor(list(values), dtype=torch.int64, device=self.device)

@@ -153,9 +153,9 @@ def _choose_decoder(context: EngineContext) -> Decoder:
     if not recordable or not has_kernels(context.device):
         return PlainDecoder(context)
     from services.worker.engine.decode_graph import DecodeGraphs
-    from services.worker.engine.recorder import CudaRecorder
+    from services.worker.engine.recorder import create_recorder
 
-    return DecodeGraphs(context, CudaRecorder())
+    return DecodeGraphs(context, create_recorder(context))
 
 
 class DecodeLoop:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,7 +33,7 @@ from services.worker.engine.requests import (
     PrefilledEvent,
     StoredSnapshot,
 )
-from services.worker.engine.sampling import Sampler, find_likeliest
+from services.worker.engine.sampling import Sampler, SamplingOptions, find_likeliest
 
 __all__ = ["Engine"]
 
@@ -51,12 +51,19 @@ class Engine:
     """Schedules captures, combines and decoding on one model.
 
     `step` does a bounded piece of work: admit; one decode step; as many layers of waiting passes as the token budget allows.
-    Not safe for threads: every call comes from the thread that owns the device.
+    Not safe for threads: every call comes from the thread that owns the device. Nothing that a step does depends on a clock
+    or on chance, save for what a sampler of `create_sampler` draws: ranks of a group run alike.
     """
 
-    def __init__(self, context: EngineContext, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        context: EngineContext,
+        limits: EngineLimits,
+        create_sampler: Callable[[SamplingOptions], Sampler] = Sampler,
+    ) -> None:
         self.context = context
         self.limits = limits
+        self._create_sampler = create_sampler
         self._waiting: deque[_Waiting] = deque()
         # Prompts that capture come behind those that do not.
         self._combines, self._cold = (
@@ -215,7 +222,7 @@ class Engine:
     def _start_decoding(self, prompts: Sequence[AdmittedPrompt], logits: torch.Tensor) -> None:
         for prompt, own, likeliest in zip(prompts, logits, find_likeliest(logits), strict=True):
             request = prompt.request
-            running = RunningRequest(request, prompt.combine.prompt, Sampler(request.sampling))
+            running = RunningRequest(request, prompt.combine.prompt, self._create_sampler(request.sampling))
             request.sink(
                 PrefilledEvent(
                     parts=prompt.resolved.served,

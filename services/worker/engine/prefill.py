@@ -115,6 +115,8 @@ class Prefill:
             for member in running.members:
                 member.line.finish()
         except Exception as error:
+            if self._context.is_split:
+                raise
             self._end(running)
             self._give_back(running.members, error)
         return tokens

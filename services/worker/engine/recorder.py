@@ -6,7 +6,10 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["CudaRecorder", "Recorder", "Recording"]
+from services.worker.engine.context import EngineContext
+from services.worker.mixers.share import Ranks
+
+__all__ = ["Recorder", "Recording", "SharedRecorder", "create_recorder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Recorder(Protocol):
         ...
 
 
-class CudaRecorder:
+class _CudaRecorder:
     """CUDA graphs that share their memory."""
 
     def __init__(self) -> None:
@@ -37,3 +40,35 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = run()
         return Recording(outputs, graph.replay)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRecorder:
+    """Recordings that all ranks have, or none: ranks that replayed beside others that do not would add up other rows."""
+
+    own: Recorder
+    ranks: Ranks
+    device: torch.device
+
+    def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> Recording:
+        """See `Recorder`; waits for the other ranks.
+
+        Raises:
+            RuntimeError: another rank could not record.
+        """
+        recording, fault = None, None
+        try:
+            recording = self.own.record(run)
+        except Exception as error:  # the others are to hear of it, whatever it is
+            fault = error
+        succeeded = torch.full((1,), float(recording is not None), device=self.device)
+        everywhere = float(self.ranks.sum(succeeded)) == self.ranks.share.count
+        if recording is None or not everywhere:
+            raise RuntimeError("not every rank could record") from fault
+        return recording
+
+
+def create_recorder(context: EngineContext) -> Recorder:
+    """That of a GPU, or of one among several that hold a model together."""
+    own, ranks = _CudaRecorder(), context.memory.ranks
+    return own if ranks is None else SharedRecorder(own, ranks, context.device)

@@ -15,6 +15,7 @@ from services.worker.inspection.layers import BlockGroup, feed_forward_groups, m
 from services.worker.inspection.requests import TensorRequest, record_requests
 from services.worker.inspection.sizes import Sizes, measure_sizes
 from services.worker.inspection.weights import WeightsReport, compare_weights
+from services.worker.mixers.share import Share
 from services.worker.models.checkpoint import CheckpointDirectory, read_json
 from services.worker.models.fields import RecordedConfig
 from services.worker.models.quantisation import BlockScales, read_block_scales
@@ -70,7 +71,9 @@ def inspect_checkpoint(
 
     Raises:
         CheckpointError: the config, or a file of the weights, is missing, damaged or not supported.
+        SplitError: the model cannot be split over as many GPUs as are assumed.
     """
+    assumed = assumptions or CapacityAssumptions()
     config = read_json(directory / "config.json")
     recorded = RecordedConfig(config)
     with warnings.catch_warnings(record=True) as caught:
@@ -99,8 +102,15 @@ def inspect_checkpoint(
         decays=findings.decays,
         capacity=None
         if gpu_bytes is None
-        else measure_capacity(sizes, gpu_bytes, assumptions or CapacityAssumptions()),
+        else measure_capacity(_split_sizes(family, spec, findings, assumed.num_gpus), gpu_bytes, assumed),
     )
+
+
+def _split_sizes(family: Family, spec: ModelSpec, findings: _Findings, count: int) -> Sizes:
+    """One rank's; loaders choose between layouts as they did for the whole model."""
+    share = Share(0, count)
+    requests = record_requests(family, spec, _DTYPE, frozenset(findings.requests), share)
+    return measure_sizes(spec, requests, _DTYPE.itemsize, share)
 
 
 def _without_weights(family: Family, spec: ModelSpec) -> _Findings:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.worker.inspection.requests import TensorRequest
+from services.worker.mixers.share import WHOLE, Share
 from services.worker.models.spec import ModelSpec
 
 __all__ = ["Sizes", "StateBytes", "measure_sizes"]
@@ -41,8 +42,13 @@ class Sizes:
     request_state: int
 
 
-def measure_sizes(spec: ModelSpec, requests: Mapping[str, TensorRequest], itemsize: int) -> Sizes:
-    """Sizes of a model whose values take `itemsize` bytes."""
+def measure_sizes(spec: ModelSpec, requests: Mapping[str, TensorRequest], itemsize: int, share: Share = WHOLE) -> Sizes:
+    """Sizes of a model whose values take `itemsize` bytes; the bytes are those of a share, for which `requests` were noted.
+
+    Raises:
+        SplitError: the model has no such share.
+    """
+    own = spec.split(share)
     parameters = sum(request.num_parameters for request in requests.values())
     blocks = [layer.feed_forward for layer in spec.layers]
     hidden = spec.hidden_size
@@ -52,9 +58,9 @@ def measure_sizes(spec: ModelSpec, requests: Mapping[str, TensorRequest], itemsi
         parameters=parameters,
         active_parameters=parameters - idle - looked_up,
         weights=sum(request.num_bytes for request in requests.values()),
-        token=spec.token_bytes(itemsize),
-        segment=_segment(spec, itemsize),
-        request_state=sum(state.state_bytes(itemsize) for state in spec.states),
+        token=own.token_bytes(itemsize),
+        segment=_segment(own, itemsize),
+        request_state=sum(state.state_bytes(itemsize) for state in own.states),
     )
 
 

@@ -1,12 +1,13 @@
 """Gated DeltaNet: short convolution, gated delta rule, gated norm (Qwen3.5 and Qwen3-Next linear layers)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from services.worker.mixers.linear import Projected
 from services.worker.mixers.shapes import StateShape, TransitionKind
+from services.worker.mixers.share import Share
 from services.worker.ops.delta_gates import DeltaGates, DeltaHeads, open_gates
 from services.worker.ops.norm import gated_rms_norm
 from services.worker.ops.recurrence import RecurrenceInputs
@@ -33,7 +34,13 @@ class GatedDeltaShape:
     @property
     def conv_channels(self) -> int:
         """Channels of `[q | k | v]`."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+        return sum(self.conv_runs)
+
+    @property
+    def conv_runs(self) -> tuple[int, int, int]:
+        """Channels of q, of k and of v."""
+        keys = self.num_key_heads * self.key_dim
+        return keys, keys, self.num_value_heads * self.value_dim
 
     @property
     def kept(self) -> StateShape:
@@ -46,6 +53,12 @@ class GatedDeltaShape:
             conv_taps=self.conv_taps,
             conv_channels=self.conv_channels,
         )
+
+    def split(self, share: Share) -> "GatedDeltaShape":
+        """See `MixerShape`: key heads go with the value heads that they serve."""
+        keys = share.of(self.num_key_heads, "linear key heads")
+        values = share.of(self.num_value_heads, "linear value heads")
+        return replace(self, num_key_heads=keys, num_value_heads=values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Grouped-query attention, with query and key norms and an output gate where the family has them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from services.worker.mixers.paged_attention import Heads, PagedAttention
 from services.worker.mixers.shapes import PageShape
+from services.worker.mixers.share import Share
 from services.worker.mixers.state import DeviceMemory
 from services.worker.ops.gate import sigmoid_gate
 from services.worker.ops.norm import rms_norm
@@ -33,6 +34,20 @@ class GroupedAttentionShape:
     def kept(self) -> PageShape:
         """Keys and values."""
         return PageShape(self.num_kv_heads, self.head_dim, self.head_dim)
+
+    def split(self, share: Share) -> "GroupedAttentionShape":
+        """See `MixerShape`: where key and value heads are fewer than ranks, several ranks hold the same one."""
+        heads = share.of(self.num_heads, "attention heads")
+        keys = self.key_share(share).of(self.num_kv_heads, "key and value heads")
+        return replace(self, num_heads=heads, num_kv_heads=keys)
+
+    def key_share(self, share: Share) -> Share:
+        """Which keys and values a share of the queries attends to.
+
+        Raises:
+            SplitError: shares would not be equal.
+        """
+        return share.among(self.num_kv_heads, "key and value heads")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ Source: arXiv 2510.26692, §3. A head's channels decay by `g = −e^(A_log) · s
 normed, then multiplied with `sigmoid(g_b g_a x)`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from services.worker.mixers.linear import Projected
 from services.worker.mixers.shapes import StateShape, TransitionKind
+from services.worker.mixers.share import Share
 from services.worker.ops.norm import l2_norm, rms_norm
 from services.worker.ops.recurrence import RecurrenceInputs
 
@@ -42,6 +43,10 @@ class KimiDeltaShape:
             conv_taps=self.conv_taps,
             conv_channels=3 * self.channels,
         )
+
+    def split(self, share: Share) -> "KimiDeltaShape":
+        """See `MixerShape`."""
+        return replace(self, num_heads=share.of(self.num_heads, "linear heads"))
 
 
 @dataclass(frozen=True, slots=True)

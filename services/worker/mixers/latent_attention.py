@@ -5,13 +5,14 @@ A token keeps `[positional key | latent]`. In the textbook form (arXiv 2405.0443
 `W_ukᵀ` ahead of attention and outputs through `W_uv` behind it, and the latents are never expanded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from services.worker.mixers.paged_attention import Heads
 from services.worker.mixers.shapes import PageShape
+from services.worker.mixers.share import Share
 from services.worker.ops.norm import rms_norm
 
 __all__ = ["LatentAttention", "LatentAttentionShape", "LatentAttentionWeights"]
@@ -43,6 +44,10 @@ class LatentAttentionShape:
     def kept(self) -> PageShape:
         """The positional key ahead of the latent."""
         return PageShape(1, self.rope_dim + self.latent_dim, self.latent_dim, latent=True)
+
+    def split(self, share: Share) -> "LatentAttentionShape":
+        """See `MixerShape`: the latents, which all heads attend to, are every rank's."""
+        return replace(self, num_heads=share.of(self.num_heads, "attention heads"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 Source: Qin et al., Lightning Attention-2 (arXiv 2401.04658); slopes as in Press et al., ALiBi (arXiv 2108.12409).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from services.worker.mixers.linear import LinearMixer, Projected
 from services.worker.mixers.shapes import StateShape, TransitionKind
+from services.worker.mixers.share import Share
 from services.worker.mixers.state import DeviceMemory
 from services.worker.ops.norm import grouped_rms_norm, rms_norm
 from services.worker.ops.recurrence import RecurrenceInputs
@@ -66,6 +67,13 @@ class LightningShape:
     def kept(self) -> StateShape:
         """A square state a head; its transition is a number."""
         return StateShape(self.num_heads, self.head_dim, self.head_dim, TransitionKind.SCALAR)
+
+    def split(self, share: Share) -> "LightningShape":
+        """See `MixerShape`: a run of channels that is normed together stays on one rank."""
+        heads = share.of(self.num_heads, "linear heads")
+        groups = share.of(self.norm_groups, "norm groups of a linear layer's output")
+        slopes = self.slopes[share.index * heads : (share.index + 1) * heads]
+        return replace(self, slopes=slopes, norm_groups=groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from services.worker.mixers.share import Share
+
 __all__ = ["MixerShape", "PageShape", "StateShape", "TransitionKind"]
 
 
@@ -82,4 +84,12 @@ class MixerShape(Protocol):
     @property
     def kept(self) -> StateShape | PageShape:
         """What the layer keeps."""
+        ...
+
+    def split(self, share: Share) -> "MixerShape":
+        """The heads of a share.
+
+        Raises:
+            SplitError: shares would not be equal.
+        """
         ...

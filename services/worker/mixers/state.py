@@ -7,6 +7,7 @@ import torch
 from services.worker.mixers.batch import LinearSlots
 from services.worker.mixers.paged_attention import PagePool
 from services.worker.mixers.shapes import PageShape, StateShape
+from services.worker.mixers.share import WHOLE, Ranks, Share
 
 __all__ = ["DeviceMemory"]
 
@@ -15,7 +16,8 @@ __all__ = ["DeviceMemory"]
 class DeviceMemory:
     """Allocates each layer's pool as the model is built.
 
-    num_pages pages of page_size tokens in every attention layer; num_slots running states in every linear layer.
+    num_pages pages of page_size tokens in every attention layer; num_slots running states in every linear layer; ranks:
+    with which others the model is held, None where this device holds all of it. Shapes are those of this device's share.
     """
 
     device: torch.device
@@ -23,8 +25,14 @@ class DeviceMemory:
     num_pages: int
     page_size: int
     num_slots: int
+    ranks: Ranks | None = None
     page_pools: list[PagePool] = field(default_factory=list)
     linear_slots: list[LinearSlots] = field(default_factory=list)
+
+    @property
+    def share(self) -> Share:
+        """What this device holds of a model."""
+        return WHOLE if self.ranks is None else self.ranks.share
 
     def add_page_pool(self, shape: PageShape) -> PagePool:
         """The pool of the next attention layer."""

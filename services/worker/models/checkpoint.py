@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from services.worker.models.cuts import Cut
 from services.worker.models.errors import CheckpointError
 from services.worker.models.quantisation import SCALE_SUFFIX, BlockScales
 
@@ -18,6 +19,7 @@ __all__ = ["SUFFIX", "Checkpoint", "CheckpointDirectory", "TensorHeader", "read_
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
+_FP8 = "F8_E4M3"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -52,8 +54,8 @@ class Checkpoint(Protocol):
         """Every tensor's name."""
         ...
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """One tensor of a shape that the config implies.
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None = None) -> torch.Tensor:
+        """One tensor of a shape that the config implies, or what a cut takes of it.
 
         Raises:
             CheckpointError: it is missing, damaged, or of another shape.
@@ -102,27 +104,38 @@ class CheckpointDirectory:
         except (SafetensorError, OSError) as error:
             raise _damaged(path, name, error) from error
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `Checkpoint`."""
-        path = self._path(name)
-        try:
-            tensor: torch.Tensor = self._handle(path).get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise _damaged(path, name, error) from error
-        if tuple(tensor.shape) != shape:
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None = None) -> torch.Tensor:
+        """See `Checkpoint`; of a cut only its bytes are read, unless blocks of fp8 share scales across its edges."""
+        path, found = self._path(name), self.header(name)
+        if found.shape != shape:
             raise CheckpointError(
-                f"{path}: tensor {name} has shape {tuple(tensor.shape)} where config.json implies {shape}; "
+                f"{path}: tensor {name} has shape {found.shape} where config.json implies {shape}; "
                 "download config.json and the weights of one revision"
             )
-        if tensor.dtype is torch.float8_e4m3fn and self._blocks is not None and tensor.ndim >= 2:
+        if found.dtype == _FP8 and self._blocks is not None and len(shape) >= 2:
             scales = self.read(name + SCALE_SUFFIX, self._blocks.shape(shape), torch.float32)
-            return self._blocks.dequantise(tensor, scales).to(dtype)
+            whole = self._blocks.dequantise(self._bytes(name, None), scales).to(dtype)
+            return whole if cut is None else cut.apply(whole)
+        tensor = self._bytes(name, cut)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise CheckpointError(
                 f"{path}: tensor {name} is {tensor.dtype}, which config.json does not announce in a supported "
                 "quantization_config; use the bf16 release"
             )
         return tensor.to(dtype)
+
+    def _bytes(self, name: str, cut: Cut | None) -> torch.Tensor:
+        """A tensor, or what a cut takes of it, as the file has it."""
+        path = self._path(name)
+        try:
+            handle = self._handle(path)
+            if cut is None:
+                tensor: torch.Tensor = handle.get_tensor(name)
+                return tensor
+            entry = handle.get_slice(name)
+            return torch.cat([entry[cut.index(taken)] for taken in cut.ranges], dim=cut.axis)
+        except (SafetensorError, OSError) as error:
+            raise _damaged(path, name, error) from error
 
     def _path(self, name: str) -> Path:
         path = self._file_of.get(name)

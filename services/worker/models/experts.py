@@ -12,11 +12,12 @@ There is no capacity: a token's experts and their sum depend on its own row alon
 depend on how many rows an expert was given.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
+from services.worker.mixers.share import Share
 from services.worker.models.decoder import SwiGlu
 from services.worker.models.errors import CheckpointError
 from services.worker.models.spec import DenseShape
@@ -66,6 +67,11 @@ class ExpertsShape:
     def num_active_parameters(self, hidden_size: int) -> int:
         """See `FeedForwardShape`: the chosen experts, the router, and the shared block."""
         return self.routing.top_k * self._one(hidden_size) + self._always(hidden_size)
+
+    def split(self, share: Share) -> "ExpertsShape":
+        """See `FeedForwardShape`: a rank has some channels of every expert, so that ranks work alike whatever is chosen."""
+        shared = None if self.shared_size is None else share.of(self.shared_size, "channels of a shared expert")
+        return replace(self, size=share.of(self.size, "channels of an expert"), shared_size=shared)
 
     def _one(self, hidden_size: int) -> int:
         return DenseShape(self.size).num_parameters(hidden_size)

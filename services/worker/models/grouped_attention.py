@@ -28,11 +28,12 @@ def read_grouped_attention(
         CheckpointError: a tensor is missing, damaged, or of the wrong shape.
     """
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    rows = {"q": 2 * queries if shape.gated else queries, "k": keys, "v": keys}
+    own = reader.rows(keys, share=shape.key_share(reader.share))
+    rows = {"q": reader.rows(2 * queries if shape.gated else queries), "k": own, "v": own}
     weights = AttentionWeights(
-        in_proj=reader.stack({f"{name}.{part}_proj.weight": count for part, count in rows.items()}, hidden),
-        out_proj=reader.read(f"{name}.o_proj.weight", hidden, queries),
+        in_proj=reader.stack({f"{name}.{part}_proj.weight": taken for part, taken in rows.items()}, hidden),
+        out_proj=reader.read(f"{name}.o_proj.weight", hidden, queries, cut=reader.columns(queries)),
         q_norm=None if read_norm is None else read_norm(f"{name}.q_norm.weight", shape.head_dim),
         k_norm=None if read_norm is None else read_norm(f"{name}.k_norm.weight", shape.head_dim),
     )
-    return create_grouped_attention(shape, weights, reader.memory)
+    return create_grouped_attention(shape.split(reader.share), weights, reader.memory)

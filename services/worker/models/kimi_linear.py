@@ -26,6 +26,7 @@ from services.worker.mixers.paged_attention import PagedAttention
 from services.worker.mixers.shapes import MixerShape
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.checkpoint import Checkpoint
+from services.worker.models.cuts import Cut
 from services.worker.models.decoder import Model, PreNormLayer
 from services.worker.models.experts import ExpertNames, ExpertsShape, Routing, Scoring
 from services.worker.models.fields import ConfigFields
@@ -137,8 +138,8 @@ def _layer(spec: ModelSpec, reader: WeightReader, index: int) -> PreNormLayer:
         mixer = _linear(reader, f"{name}.self_attn", own.mixer, spec.hidden_size)
     elif isinstance(own.mixer, LatentAttentionShape):
         weights = read_latent_weights(reader, f"{name}.self_attn", own.mixer, spec.hidden_size)
-        pool = reader.memory.add_page_pool(own.mixer.kept)
-        mixer = PagedAttention(LatentAttention(own.mixer, weights), None, pool)
+        shape = own.mixer.split(reader.share)
+        mixer = PagedAttention(LatentAttention(shape, weights), None, reader.memory.add_page_pool(shape.kept))
     else:
         raise TypeError(f"{own.mixer} is no shape of this family")
     dense = f"{name}.mlp"
@@ -153,18 +154,21 @@ def _layer(spec: ModelSpec, reader: WeightReader, index: int) -> PreNormLayer:
 
 
 def _linear(reader: WeightReader, name: str, shape: KimiDeltaShape, hidden: int) -> LinearMixer:
-    channels, inner = shape.channels, shape.head_dim
-    rows = {"q": channels, "k": channels, "v": channels, "f_a": inner, "g_a": inner, "b": shape.num_heads}
+    channels, inner, heads = shape.channels, shape.head_dim, shape.num_heads
+    own, split = shape.split(reader.share), reader.rows(channels)
+    heads_cut = Cut.of((heads,), reader.share, axis=2)
+    all_inner = reader.all_rows(inner)
+    rows = {"q": split, "k": split, "v": split, "f_a": all_inner, "g_a": all_inner, "b": reader.rows(heads)}
     weights = KimiDeltaWeights(
-        in_proj=reader.stack({f"{name}.{part}_proj.weight": count for part, count in rows.items()}, hidden),
-        conv=torch.cat([reader.read(f"{name}.{part}_conv1d.weight", channels, 1, shape.conv_taps) for part in "qkv"])[
-            :, 0
-        ],
-        decay_up=reader.read(f"{name}.f_b_proj.weight", channels, inner),
-        decay_rate=reader.read_fp32(f"{name}.A_log", 1, 1, shape.num_heads, 1).exp().view(-1, 1),
-        dt_bias=reader.read_fp32(f"{name}.dt_bias", channels).view(shape.num_heads, inner),
-        gate_up=reader.read(f"{name}.g_b_proj.weight", channels, inner),
+        in_proj=reader.stack({f"{name}.{part}_proj.weight": taken for part, taken in rows.items()}, hidden),
+        conv=torch.cat(
+            [reader.read(f"{name}.{part}_conv1d.weight", channels, 1, shape.conv_taps, cut=split) for part in "qkv"]
+        )[:, 0],
+        decay_up=reader.read(f"{name}.f_b_proj.weight", channels, inner, cut=split),
+        decay_rate=reader.read_fp32(f"{name}.A_log", 1, 1, heads, 1, cut=heads_cut).exp().view(-1, 1),
+        dt_bias=reader.read_fp32(f"{name}.dt_bias", channels, cut=split).view(own.num_heads, inner),
+        gate_up=reader.read(f"{name}.g_b_proj.weight", channels, inner, cut=split),
         norm=reader.read_fp32(f"{name}.o_norm.weight", inner),
-        out_proj=reader.read(f"{name}.o_proj.weight", hidden, channels),
+        out_proj=reader.read(f"{name}.o_proj.weight", hidden, channels, cut=reader.columns(channels)),
     )
-    return LinearMixer(shape.kept, KimiDelta(shape, weights), None, reader.memory.add_linear_slots(shape.kept))
+    return LinearMixer(own.kept, KimiDelta(own, weights), None, reader.memory.add_linear_slots(own.kept))

@@ -31,23 +31,25 @@ def read_latent_shape(fields: ConfigFields, rotary_theta: float | None, eps: flo
 def read_latent_weights(
     reader: WeightReader, name: str, shape: LatentAttentionShape, hidden: int, out_proj: str = "o_proj"
 ) -> LatentAttentionWeights:
-    """The layer's weights under a name; `kv_b_proj` `[H · (nope_dim + value_dim), C]` is cut into its two products.
+    """The weights of this rank's heads under a name; `kv_b_proj` `[H · (nope_dim + value_dim), C]` is cut into its two products.
 
     Raises:
         CheckpointError: a tensor is missing, damaged, or of the wrong shape.
     """
     queries = shape.num_heads * shape.query_dim
-    query_rows = {"q_proj": queries} if shape.query_rank is None else {"q_a_proj": shape.query_rank}
-    rows = {**query_rows, "kv_a_proj_with_mqa": shape.latent_dim + shape.rope_dim}
+    rank, values = shape.query_rank, shape.num_heads * shape.value_dim
+    query_rows = {"q_proj": reader.rows(queries)} if rank is None else {"q_a_proj": reader.all_rows(rank)}
+    rows = {**query_rows, "kv_a_proj_with_mqa": reader.all_rows(shape.latent_dim + shape.rope_dim)}
     expanded = shape.nope_dim + shape.value_dim
-    up = reader.read(f"{name}.kv_b_proj.weight", shape.num_heads * expanded, shape.latent_dim)
-    key_up, value_up = up.unflatten(0, (shape.num_heads, expanded)).split([shape.nope_dim, shape.value_dim], dim=1)
+    up_rows = reader.rows(shape.num_heads * expanded)
+    up = reader.read(f"{name}.kv_b_proj.weight", up_rows.length, shape.latent_dim, cut=up_rows)
+    key_up, value_up = up.unflatten(0, (-1, expanded)).split([shape.nope_dim, shape.value_dim], dim=1)
     return LatentAttentionWeights(
-        in_proj=reader.stack({f"{name}.{part}.weight": count for part, count in rows.items()}, hidden),
+        in_proj=reader.stack({f"{name}.{part}.weight": taken for part, taken in rows.items()}, hidden),
         latent_norm=reader.read_fp32(f"{name}.kv_a_layernorm.weight", shape.latent_dim),
         key_up=key_up.contiguous(),
         value_up=value_up.transpose(1, 2).contiguous(),
-        out_proj=reader.read(f"{name}.{out_proj}.weight", hidden, shape.num_heads * shape.value_dim),
-        query_norm=reader.read_fp32(f"{name}.q_a_layernorm.weight", shape.query_rank) if shape.query_rank else None,
-        query_up=reader.read(f"{name}.q_b_proj.weight", queries, shape.query_rank) if shape.query_rank else None,
+        out_proj=reader.read(f"{name}.{out_proj}.weight", hidden, values, cut=reader.columns(values)),
+        query_norm=reader.read_fp32(f"{name}.q_a_layernorm.weight", rank) if rank else None,
+        query_up=reader.read(f"{name}.q_b_proj.weight", queries, rank, cut=reader.rows(queries)) if rank else None,
     )

@@ -190,12 +190,13 @@ def _layer(spec: ModelSpec, reader: WeightReader, index: int) -> PostNormLayer:
 
 def _lightning_mixer(reader: WeightReader, name: str, shape: LightningShape, hidden: int) -> LinearMixer:
     """Rows of q, k and v stand head by head in the checkpoint; here all of q stands ahead of all of k."""
-    by_head = reader.read(f"{name}.qkv_proj.weight", 3 * shape.channels, hidden)
-    qkv = by_head.unflatten(0, (shape.num_heads, 3, shape.head_dim)).transpose(0, 1).flatten(0, 2)
-    gate = reader.read(f"{name}.output_gate.weight", shape.channels, hidden)
+    channels, split = shape.channels, reader.rows(shape.channels)
+    by_head = reader.read(f"{name}.qkv_proj.weight", 3 * channels, hidden, cut=reader.rows(3 * channels))
+    qkv = by_head.unflatten(0, (-1, 3, shape.head_dim)).transpose(0, 1).flatten(0, 2)
+    gate = reader.read(f"{name}.output_gate.weight", channels, hidden, cut=split)
     weights = LightningWeights(
         in_proj=torch.cat([qkv, gate]),
-        norm=reader.read_fp32(f"{name}.norm.weight", shape.channels),
-        out_proj=reader.read(f"{name}.out_proj.weight", hidden, shape.channels),
+        norm=reader.read_fp32(f"{name}.norm.weight", channels, cut=split),
+        out_proj=reader.read(f"{name}.out_proj.weight", hidden, channels, cut=reader.columns(channels)),
     )
-    return create_lightning(shape, weights, reader.memory)
+    return create_lightning(shape.split(reader.share), weights, reader.memory)

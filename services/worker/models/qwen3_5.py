@@ -67,6 +67,6 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, memory: DeviceMemory) ->
 
 
 def _read_projection(reader: WeightReader, name: str, shape: GatedDeltaShape, hidden: int) -> torch.Tensor:
-    heads = shape.num_value_heads
-    rows = {"qkv": shape.conv_channels, "z": heads * shape.value_dim, "b": heads, "a": heads}
-    return reader.stack({f"{name}.in_proj_{part}.weight": count for part, count in rows.items()}, hidden)
+    heads, values = reader.rows(shape.num_value_heads), reader.rows(shape.num_value_heads * shape.value_dim)
+    rows = {"qkv": reader.rows(*shape.conv_runs), "z": values, "b": heads, "a": heads}
+    return reader.stack({f"{name}.in_proj_{part}.weight": taken for part, taken in rows.items()}, hidden)

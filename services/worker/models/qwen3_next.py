@@ -58,12 +58,13 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, memory: DeviceMemory) ->
 def _read_projection(reader: WeightReader, name: str, shape: GatedDeltaShape, hidden: int) -> torch.Tensor:
     """Key head by key head the file has q, k, and v and z of the value heads that it serves; likewise b and a."""
     values = shape.num_value_heads * shape.value_dim
-    qkvz = reader.read(f"{name}.in_proj_qkvz.weight", shape.conv_channels + values, hidden)
-    ba = reader.read(f"{name}.in_proj_ba.weight", 2 * shape.num_value_heads, hidden)
-    own_values = values // shape.num_key_heads
+    wide, narrow = reader.rows(shape.conv_channels + values), reader.rows(2 * shape.num_value_heads)
+    qkvz = reader.read(f"{name}.in_proj_qkvz.weight", wide.length, hidden, cut=wide)
+    ba = reader.read(f"{name}.in_proj_ba.weight", narrow.length, hidden, cut=narrow)
+    own_values, num_key_heads = values // shape.num_key_heads, shape.split(reader.share).num_key_heads
     sizes = [shape.key_dim, shape.key_dim, own_values, own_values]
     parts = (
-        *qkvz.unflatten(0, (shape.num_key_heads, -1)).split(sizes, dim=1),
-        *ba.unflatten(0, (shape.num_key_heads, -1)).chunk(2, dim=1),
+        *qkvz.unflatten(0, (num_key_heads, -1)).split(sizes, dim=1),
+        *ba.unflatten(0, (num_key_heads, -1)).chunk(2, dim=1),
     )
     return torch.cat([part.flatten(0, 1) for part in parts])

@@ -19,7 +19,7 @@ from services.worker.models.weights import WeightReader, assemble
 
 __all__ = ["ReadProjection", "load_hybrid", "read_experts_shape", "read_hybrid_spec"]
 
-# A linear layer's name, shape and hidden size to `[q + k + v + z + b + a, hidden]`, the heads of each in order.
+# A linear layer's name, shape and hidden size to `[q + k + v + z + b + a, hidden]`, this rank's heads of each in order.
 ReadProjection = Callable[[WeightReader, str, GatedDeltaShape, int], torch.Tensor]
 
 
@@ -150,12 +150,13 @@ def load_hybrid(spec: ModelSpec, reader: WeightReader, read_projection: ReadProj
 
 def _linear(reader: WeightReader, name: str, shape: GatedDeltaShape, in_proj: torch.Tensor) -> LinearMixer:
     heads, hidden = shape.num_value_heads, in_proj.shape[1]
+    rows, values, own = reader.rows(*shape.conv_runs), heads * shape.value_dim, shape.split(reader.share)
     weights = GatedDeltaWeights(
         in_proj=in_proj,
-        conv=reader.read(f"{name}.conv1d.weight", shape.conv_channels, 1, shape.conv_taps).squeeze(1),
-        decay_rate=reader.read_fp32(f"{name}.A_log", heads).exp(),
-        dt_bias=reader.read_fp32(f"{name}.dt_bias", heads),
+        conv=reader.read(f"{name}.conv1d.weight", rows.length, 1, shape.conv_taps, cut=rows).squeeze(1),
+        decay_rate=reader.read_fp32(f"{name}.A_log", heads, cut=reader.rows(heads)).exp(),
+        dt_bias=reader.read_fp32(f"{name}.dt_bias", heads, cut=reader.rows(heads)),
         norm=reader.read(f"{name}.norm.weight", shape.value_dim),
-        out_proj=reader.read(f"{name}.out_proj.weight", hidden, heads * shape.value_dim),
+        out_proj=reader.read(f"{name}.out_proj.weight", hidden, values, cut=reader.columns(values)),
     )
-    return LinearMixer(shape.kept, GatedDelta(shape, weights), None, reader.memory.add_linear_slots(shape.kept))
+    return LinearMixer(own.kept, GatedDelta(own, weights), None, reader.memory.add_linear_slots(own.kept))

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from services.worker.models.cuts import Cut
+
 __all__ = ["RandomWeights"]
 
 # A head keeps between 5 and 95 % of its state over 2,048 tokens: e^(−r·2048).
@@ -17,6 +19,7 @@ _RESTING_STEP = 0.5413
 class RandomWeights:
     """A `Checkpoint` that holds whatever it is asked for, in the layout that loaders prefer.
 
+    A cut is drawn whole, so that ranks of one seed hold shares of one model: for a moment the whole tensor is on the device.
     Matrices are normal with a variance of one over their inputs; norms lie about one. Gates of delta rules remember: the
     rates of a layer's heads are spread evenly, on a logarithmic scale, so that no transition may be left out.
     """
@@ -32,8 +35,12 @@ class RandomWeights:
         """No tensor is in any special layout."""
         return frozenset()
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor on the device."""
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None = None) -> torch.Tensor:
+        """A tensor on the device, or what a cut takes of it."""
+        whole = self._draw(name, shape, dtype)
+        return whole if cut is None else cut.apply(whole)
+
+    def _draw(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         kind = name.rpartition(".")[2] if not name.endswith(".weight") else name.split(".")[-2]
         if kind == "A_log":
             rates = torch.linspace(math.log(_SLOWEST), math.log(_FASTEST), math.prod(shape), device=self.device)

@@ -1,7 +1,7 @@
 """From a checkpoint directory to its family."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +64,17 @@ def read_checkpoint_spec(directory: Path) -> ModelSpec:
     return find_family(directory, config).read_spec(config)
 
 
-def draw_model(directory: Path, memory: DeviceMemory, seed: int) -> Model:
-    """The shapes of a checkpoint with random weights; needs its `config.json` alone.
+def draw_model(directory: Path, memory: DeviceMemory, seed: int, num_layers: int | None = None) -> Model:
+    """The shapes of a checkpoint, or of its first layers, with random weights; needs its `config.json` alone.
 
     Raises:
         CheckpointError: the config cannot be served.
     """
     config = read_json(directory / "config.json")
     family = find_family(directory, config)
-    return family.load_model(family.read_spec(config), RandomWeights(memory.device, seed), memory)
+    spec = family.read_spec(config)
+    first = replace(spec, layers=spec.layers[:num_layers])
+    return family.load_model(first, RandomWeights(memory.device, seed), memory)
 
 
 def load_checkpoint(directory: Path, memory: DeviceMemory) -> Model:

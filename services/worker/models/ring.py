@@ -216,31 +216,33 @@ def _mixer(reader: WeightReader, name: str, shape: MixerShape, hidden: int) -> L
 
 
 def _lightning_mixer(reader: WeightReader, name: str, shape: LightningShape, hidden: int) -> LinearMixer:
-    rows = {"query_key_value": 3 * shape.channels, "g_proj": shape.channels}
+    channels, split = shape.channels, reader.rows(shape.channels)
+    rows = {"query_key_value": reader.rows(channels, channels, channels), "g_proj": split}
     weights = LightningWeights(
-        in_proj=reader.stack({f"{name}.{part}.weight": count for part, count in rows.items()}, hidden),
-        norm=reader.read_fp32(f"{name}.g_norm.weight", shape.channels),
-        out_proj=reader.read(f"{name}.dense.weight", hidden, shape.channels),
+        in_proj=reader.stack({f"{name}.{part}.weight": taken for part, taken in rows.items()}, hidden),
+        norm=reader.read_fp32(f"{name}.g_norm.weight", channels, cut=split),
+        out_proj=reader.read(f"{name}.dense.weight", hidden, channels, cut=reader.columns(channels)),
         q_norm=reader.read_fp32(f"{name}.query_layernorm.weight", shape.head_dim),
         k_norm=reader.read_fp32(f"{name}.key_layernorm.weight", shape.head_dim),
     )
-    return create_lightning(shape, weights, reader.memory)
+    return create_lightning(shape.split(reader.share), weights, reader.memory)
 
 
 def _grouped_mixer(reader: WeightReader, name: str, shape: GroupedAttentionShape, hidden: int) -> PagedAttention:
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    rows = reader.rows(queries) + reader.rows(keys, keys, share=shape.key_share(reader.share))
     weights = AttentionWeights(
-        in_proj=reader.read(f"{name}.query_key_value.weight", queries + 2 * keys, hidden),
-        out_proj=reader.read(f"{name}.dense.weight", hidden, queries),
+        in_proj=reader.read(f"{name}.query_key_value.weight", rows.length, hidden, cut=rows),
+        out_proj=reader.read(f"{name}.dense.weight", hidden, queries, cut=reader.columns(queries)),
         q_norm=reader.read_fp32(f"{name}.query_layernorm.weight", shape.head_dim),
         k_norm=reader.read_fp32(f"{name}.key_layernorm.weight", shape.head_dim),
     )
-    return create_grouped_attention(shape, weights, reader.memory)
+    return create_grouped_attention(shape.split(reader.share), weights, reader.memory)
 
 
 def _latent_mixer(reader: WeightReader, name: str, shape: LatentAttentionShape, hidden: int) -> PagedAttention:
     if shape.rotary_theta is None:
         raise TypeError("latent attention of this family has rotary position")
-    weights = read_latent_weights(reader, name, shape, hidden, out_proj="dense")
+    weights, own = read_latent_weights(reader, name, shape, hidden, out_proj="dense"), shape.split(reader.share)
     rotary = Rotary.create(shape.rotary_theta, shape.rope_dim, reader.memory.device, interleaved=True)
-    return PagedAttention(LatentAttention(shape, weights), rotary, reader.memory.add_page_pool(shape.kept))
+    return PagedAttention(LatentAttention(own, weights), rotary, reader.memory.add_page_pool(own.kept))

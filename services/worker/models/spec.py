@@ -1,10 +1,11 @@
 """What a checkpoint's config says: shapes, before any weight is read."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.worker.mixers.shapes import MixerShape, PageShape, StateShape
+from services.worker.mixers.share import Share
 
 __all__ = ["DenseShape", "FeedForwardShape", "LayerSpec", "ModelSpec", "ResidualFactors"]
 
@@ -18,6 +19,14 @@ class FeedForwardShape(Protocol):
 
     def num_active_parameters(self, hidden_size: int) -> int:
         """Weights that one token passes through."""
+        ...
+
+    def split(self, share: Share) -> "FeedForwardShape":
+        """The channels of a share.
+
+        Raises:
+            SplitError: shares would not be equal.
+        """
         ...
 
 
@@ -34,6 +43,10 @@ class DenseShape:
     def num_active_parameters(self, hidden_size: int) -> int:
         """See `FeedForwardShape`: all of them."""
         return self.num_parameters(hidden_size)
+
+    def split(self, share: Share) -> "DenseShape":
+        """See `FeedForwardShape`."""
+        return DenseShape(share.of(self.size, "channels of a feed-forward block"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,14 @@ class LayerSpec:
     mixer: MixerShape
     feed_forward: FeedForwardShape
     residual: ResidualFactors | None = None
+
+    def split(self, share: Share) -> "LayerSpec":
+        """The heads and channels of a share.
+
+        Raises:
+            SplitError: shares would not be equal.
+        """
+        return replace(self, mixer=self.mixer.split(share), feed_forward=self.feed_forward.split(share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +107,14 @@ class ModelSpec:
     def conv_history(self) -> int:
         """Inputs that a convolution tail holds: `taps − 1`, 0 without convolutions."""
         return max((state.conv_taps - 1 for state in self.states), default=0)
+
+    def split(self, share: Share) -> "ModelSpec":
+        """What a rank holds: every layer's share; embedding and head are whole.
+
+        Raises:
+            SplitError: shares would not be equal.
+        """
+        return self if share.count == 1 else replace(self, layers=tuple(layer.split(share) for layer in self.layers))
 
     def token_bytes(self, itemsize: int) -> int:
         """What one token keeps over all attention layers, `itemsize` bytes a value."""

@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from services.worker.mixers.share import WHOLE, Share
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.checkpoint import Checkpoint
+from services.worker.models.cuts import Cut
 from services.worker.models.decoder import FeedForward, Layer, Model, SwiGlu
 from services.worker.models.errors import CheckpointError
 from services.worker.models.experts import ExpertNames, Experts, ExpertsShape, stack_router
+from services.worker.models.shared_layer import SharedLayer
 from services.worker.models.spec import DenseShape, FeedForwardShape, ModelSpec
 
 __all__ = ["WeightReader", "assemble"]
@@ -17,6 +20,8 @@ __all__ = ["WeightReader", "assemble"]
 class WeightReader:
     """Reads the tensors of a checkpoint under one of several prefixes, the one under which `probe` stands.
 
+    Shapes are those of the whole model, as files have them; a `cut` is what this rank takes.
+
     Raises:
         CheckpointError: from every method, where a tensor is missing, damaged, or of another shape.
     """
@@ -24,6 +29,7 @@ class WeightReader:
     def __init__(self, checkpoint: Checkpoint, memory: DeviceMemory, prefixes: Sequence[str], probe: str) -> None:
         names = checkpoint.names()
         self.memory = memory
+        self.share = memory.share
         self._checkpoint = checkpoint
         self._prefix = next((prefix for prefix in prefixes if prefix + probe in names), prefixes[-1])
 
@@ -31,26 +37,38 @@ class WeightReader:
         """Whether the checkpoint has a tensor."""
         return self._prefix + name in self._checkpoint.names()
 
-    def read(self, name: str, *shape: int) -> torch.Tensor:
-        """One tensor in the model's dtype."""
-        return self._place(self._prefix + name, shape, self.memory.dtype)
+    def rows(self, *lengths: int, share: Share | None = None) -> Cut:
+        """This rank's share, or another, of each of several runs of rows."""
+        return Cut.of(lengths, share or self.share)
 
-    def read_fp32(self, name: str, *shape: int) -> torch.Tensor:
+    def all_rows(self, length: int) -> Cut:
+        """Rows that every rank has."""
+        return Cut.of((length,), WHOLE)
+
+    def columns(self, length: int) -> Cut:
+        """This rank's share of the columns of a matrix that leads out of a block: ranks add up what comes of them."""
+        return Cut.of((length,), self.share, axis=1)
+
+    def read(self, name: str, *shape: int, cut: Cut | None = None) -> torch.Tensor:
+        """One tensor in the model's dtype."""
+        return self._place(self._prefix + name, shape, self.memory.dtype, cut)
+
+    def read_fp32(self, name: str, *shape: int, cut: Cut | None = None) -> torch.Tensor:
         """One tensor in fp32: what decays are made of, and norms."""
-        return self._place(self._prefix + name, shape, torch.float32)
+        return self._place(self._prefix + name, shape, torch.float32, cut)
 
     def read_centred_norm(self, name: str, size: int) -> torch.Tensor:
         """A norm's weight, stored as its distance from one, in fp32."""
         return self.read_fp32(name, size) + 1.0
 
-    def stack(self, rows: Mapping[str, int], columns: int) -> torch.Tensor:
-        """Several matrices of as many columns as one, `[Σ rows, columns]`: one product instead of several."""
-        return torch.cat([self.read(name, count, columns) for name, count in rows.items()])
+    def stack(self, rows: Mapping[str, Cut], columns: int) -> torch.Tensor:
+        """Rows of several matrices of as many columns as one, `[Σ rows, columns]`: one product instead of several."""
+        return torch.cat([self.read(name, own.length, columns, cut=own) for name, own in rows.items()])
 
     def swiglu(self, name: str, size: int, hidden: int) -> SwiGlu:
         """The block of `{gate,up,down}_proj` under a name."""
-        gate_up = self.stack({f"{name}.{half}_proj.weight": size for half in ("gate", "up")}, hidden)
-        return SwiGlu(gate_up, self.read(f"{name}.down_proj.weight", hidden, size))
+        gate_up = self.stack({f"{name}.{half}_proj.weight": self.rows(size) for half in ("gate", "up")}, hidden)
+        return SwiGlu(gate_up, self.read(f"{name}.down_proj.weight", hidden, size, cut=self.columns(size)))
 
     def feed_forward(
         self, name: str, shape: FeedForwardShape, hidden: int, names: ExpertNames | None = None
@@ -82,24 +100,27 @@ class WeightReader:
 
     def _gate_up(self, name: str, shape: ExpertsShape, hidden: int, names: ExpertNames) -> torch.Tensor:
         """`[E, 2 I, hidden]`, which checkpoints keep as one tensor or in halves an expert."""
-        fused, count = f"{name}.gate_up_proj", shape.routing.num_experts
+        fused, count, size = f"{name}.gate_up_proj", shape.routing.num_experts, shape.size
         if self._has_fused(fused, f"{name}.0.{names.gate}.weight"):
-            return self.read(fused, count, 2 * shape.size, hidden)
-        halves = torch.empty(count, 2, shape.size, hidden, dtype=self.memory.dtype, device=self.memory.device)
+            return self.read(fused, count, 2 * size, hidden, cut=Cut.of((size, size), self.share, axis=1))
+        own = shape.split(self.share).size
+        halves = torch.empty(count, 2, own, hidden, dtype=self.memory.dtype, device=self.memory.device)
         # Filled in place: experts are most of a model, and a copy of a layer's might not fit beside them.
         for expert in range(count):
             for half, part in enumerate((names.gate, names.up)):
-                halves[expert, half] = self.read(f"{name}.{expert}.{part}.weight", shape.size, hidden)
+                halves[expert, half] = self.read(f"{name}.{expert}.{part}.weight", size, hidden, cut=self.rows(size))
         return halves.flatten(1, 2)
 
     def _down(self, name: str, shape: ExpertsShape, hidden: int, names: ExpertNames) -> torch.Tensor:
         """`[E, hidden, I]`, likewise."""
-        fused, count = f"{name}.down_proj", shape.routing.num_experts
+        fused, count, size = f"{name}.down_proj", shape.routing.num_experts, shape.size
         if self._has_fused(fused, f"{name}.0.{names.down}.weight"):
-            return self.read(fused, count, hidden, shape.size)
-        matrices = torch.empty(count, hidden, shape.size, dtype=self.memory.dtype, device=self.memory.device)
+            return self.read(fused, count, hidden, size, cut=Cut.of((size,), self.share, axis=2))
+        own = shape.split(self.share).size
+        matrices = torch.empty(count, hidden, own, dtype=self.memory.dtype, device=self.memory.device)
         for expert in range(count):
-            matrices[expert] = self.read(f"{name}.{expert}.{names.down}.weight", hidden, shape.size)
+            single = f"{name}.{expert}.{names.down}.weight"
+            matrices[expert] = self.read(single, hidden, size, cut=self.columns(size))
         return matrices
 
     def _has_fused(self, fused: str, single: str) -> bool:
@@ -115,10 +136,11 @@ class WeightReader:
         """The output matrix, which has no prefix; the embedding itself where they are tied."""
         if spec.tied_head:
             return embedding
-        return self._place(name, (spec.vocab_size, spec.hidden_size), self.memory.dtype)
+        return self._place(name, (spec.vocab_size, spec.hidden_size), self.memory.dtype, None)
 
-    def _place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self._checkpoint.read(name, shape, dtype).to(self.memory.device)
+    def _place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None) -> torch.Tensor:
+        needed = None if cut is None or cut.is_whole else cut
+        return self._checkpoint.read(name, shape, dtype, needed).to(self.memory.device)
 
 
 def assemble(
@@ -128,8 +150,15 @@ def assemble(
     read_norm: Callable[[str, int], torch.Tensor],
     embedding_name: str = "embed_tokens.weight",
 ) -> Model:
-    """A model of the usual frame: embedding, layers in order, final norm, head."""
+    """A model of the usual frame: embedding, layers in order, final norm, head.
+
+    Of a model that is split over ranks every rank has embedding and head whole: a row is looked up, and a vocabulary's
+    logits, which only the last tokens of a pass have, are cheaper computed everywhere than gathered.
+    """
+    own, ranks = spec.split(reader.share), reader.memory.ranks
     embedding = reader.read(embedding_name, spec.vocab_size, spec.hidden_size)
     layers = [build_layer(index) for index in range(len(spec.layers))]
     final_norm = read_norm("norm.weight", spec.hidden_size)
-    return Model(spec, embedding, layers, final_norm, reader.head(spec, embedding, "lm_head.weight"))
+    head = reader.head(spec, embedding, "lm_head.weight")
+    shared = layers if ranks is None else [SharedLayer.of(layer, ranks) for layer in layers]
+    return Model(own, embedding, shared, final_norm, head)

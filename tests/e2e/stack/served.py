@@ -18,7 +18,7 @@ from hypic.v1 import cache_pb2, cache_pb2_grpc
 from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port, grpc_ready
 
-__all__ = ["SERVICES", "ServedStack", "is_running", "wait_until"]
+__all__ = ["SERVICES", "ServedStack", "child_pids", "is_running", "wait_until"]
 
 SERVICES = ("cache", "worker", "router")
 _START_SECONDS = 90.0
@@ -33,7 +33,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def _children(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     """Processes that a process has started and that run."""
     lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(number) for text in lists for number in text.split()]
@@ -99,7 +99,7 @@ class ServedStack:
 
     def pid(self, name: str) -> int:
         """The present process of a service; 0 between two restarts."""
-        found = [pid for pid in _children(self.process.pid) if _read_proc(pid, "cmdline")[-1:] == [name]]
+        found = [pid for pid in child_pids(self.process.pid) if _read_proc(pid, "cmdline")[-1:] == [name]]
         return found[0] if found else 0
 
     def pids(self) -> list[int]:
@@ -189,7 +189,7 @@ class ServedStack:
     def _end(self) -> None:
         """SIGTERM; whatever is left after a while is killed."""
         if self.process.poll() is None:
-            family = _children(self.process.pid)
+            family = child_pids(self.process.pid)
             self.process.terminate()
             try:
                 self.process.wait(_END_SECONDS)

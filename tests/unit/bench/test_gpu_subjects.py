@@ -1,5 +1,6 @@
 """Every subject of the GPU benchmark runs on a CPU, on a tiny random model; what it says there means nothing."""
 
+import json
 import math
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 import typer
 
-from bench.gpu import ttft
+from bench.gpu import parallel, ttft
 from bench.gpu.__main__ import SUBJECTS, ResultWriter, read_sizes, run, select
 from bench.gpu.rig import Rig
 from bench.gpu.sizes import TINY, TRUE
@@ -30,6 +31,16 @@ def test_every_subject_gives_rows() -> None:
     for subject, rows in kept.items():
         assert all(math.isfinite(row.value) for row in rows), subject
         assert len({row.measure for row in rows}) == len(rows), subject
+
+
+def test_a_rank_that_fails_is_named(tmp_path: Path) -> None:
+    config = json.loads((CONFIG / "config.json").read_text())
+    config["text_config"]["linear_num_key_heads"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        RuntimeError, match=r"(?s)rank [01] ended with 1: .*1 linear key heads cannot be split over 2 ranks"
+    ):
+        list(parallel.measure(Rig(tmp_path, TINY, torch.device("cpu"), seed=1)))
 
 
 def test_the_table_of_what_is_aimed_at_is_whole() -> None:

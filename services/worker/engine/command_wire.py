@@ -1,0 +1,105 @@
+"""Commands as bytes, between processes of one host: a JSON head, then the token ids that it counts, 4 bytes each."""
+
+import json
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from services.worker.engine.commands import Cancel, Command, Drop, Submit, SubmitCapture
+from services.worker.engine.requests import (
+    CaptureEvent,
+    CaptureJob,
+    CaptureSegment,
+    GenerateEvent,
+    GenerateRequest,
+    PromptPart,
+    Serving,
+    SnapshotOrder,
+)
+from services.worker.engine.sampling import SamplingOptions
+
+__all__ = ["decode", "encode"]
+
+_LENGTH = struct.Struct("<I")
+_TOKEN = "i"
+
+
+def encode(command: Command) -> bytes:
+    """All of a command but its sink, which is the leader's."""
+    head, runs = _take_apart(command)
+    tokens = array(_TOKEN, [token for run in runs for token in run])
+    said = json.dumps({**head, "lengths": [len(run) for run in runs]}).encode()
+    return _LENGTH.pack(len(said)) + said + tokens.tobytes()
+
+
+def decode(data: bytes) -> Command:
+    """The command, whose events nobody hears."""
+    (size,) = _LENGTH.unpack_from(data)
+    head: dict[str, Any] = json.loads(data[_LENGTH.size : _LENGTH.size + size])
+    tokens = array(_TOKEN)
+    tokens.frombytes(data[_LENGTH.size + size :])
+    return _put_together(head, _cut(tokens.tolist(), head["lengths"]))
+
+
+def _take_apart(command: Command) -> tuple[dict[str, Any], Sequence[Sequence[int]]]:
+    match command:
+        case Submit(request):
+            sampling = {**asdict(request.sampling), "stop_ids": sorted(request.sampling.stop_ids)}
+            head: dict[str, Any] = {
+                "kind": "submit",
+                "id": request.request_id,
+                "parts": [[part.serving, part.key.hex(), part.captures] for part in request.parts],
+                "sampling": sampling,
+                "prefix": request.prefix_key.hex(),
+                "snapshots": [[order.key.hex(), order.after_part] for order in request.snapshots],
+            }
+            return head, [part.token_ids for part in request.parts]
+        case SubmitCapture(job):
+            keys = [segment.key.hex() for segment in job.segments]
+            head = {"kind": "capture", "id": job.request_id, "keys": keys, "background": job.background}
+            return head, [segment.token_ids for segment in job.segments]
+        case Cancel(request_id):
+            return {"kind": "cancel", "id": request_id}, []
+        case Drop(keys):
+            return {"kind": "drop", "keys": [key.hex() for key in keys]}, []
+
+
+def _put_together(head: dict[str, Any], runs: Iterator[tuple[int, ...]]) -> Command:
+    match head["kind"]:
+        case "submit":
+            sampling = {**head["sampling"], "stop_ids": frozenset(head["sampling"]["stop_ids"])}
+            request = GenerateRequest(
+                request_id=head["id"],
+                parts=tuple(
+                    PromptPart(ids, Serving(serving), bytes.fromhex(key), captures)
+                    for ids, (serving, key, captures) in zip(runs, head["parts"], strict=True)
+                ),
+                sampling=SamplingOptions(**sampling),
+                sink=_hear_nothing,
+                prefix_key=bytes.fromhex(head["prefix"]),
+                snapshots=tuple(SnapshotOrder(bytes.fromhex(key), after) for key, after in head["snapshots"]),
+            )
+            return Submit(request)
+        case "capture":
+            segments = tuple(
+                CaptureSegment(bytes.fromhex(key), ids) for ids, key in zip(runs, head["keys"], strict=True)
+            )
+            return SubmitCapture(CaptureJob(head["id"], segments, _hear_nothing, head["background"]))
+        case "cancel":
+            return Cancel(head["id"])
+        case "drop":
+            return Drop(tuple(bytes.fromhex(key) for key in head["keys"]))
+    raise ValueError(f"{head['kind']} is no command")
+
+
+def _cut(tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    start = 0
+    for length in lengths:
+        yield tuple(tokens[start : start + length])
+        start += length
+
+
+def _hear_nothing(_event: GenerateEvent | CaptureEvent) -> None:
+    """Only the leader's events are heard."""
