@@ -15,6 +15,7 @@ from services.cache.adapters.metered import MeteredDirectory
 from services.cache.app import CacheServicer
 from services.cache.domain.cache import SegmentCache
 from services.cache.domain.directory import Directory
+from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import DirectoryUnavailableError
 from services.cache.settings import CacheSettings
 from services.common.rpc import HealthSwitch, create_server
@@ -62,7 +63,8 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
     """
     directory = MeteredDirectory(create_directory(settings), registry)
     secret = settings.secret.get_secret_value().encode() if settings.secret else secrets.token_bytes(32)
-    servicer = CacheServicer(SegmentCache(directory, secret, settings.lease_seconds), settings.worker_ttl_seconds)
+    cache = SegmentCache(directory, secret, settings.lease_seconds)
+    servicer = CacheServicer(cache, DocumentRegistry(directory, secret), settings.worker_ttl_seconds)
     health = HealthSwitch()
     server, port = await create_server(
         [lambda server: cache_pb2_grpc.add_CacheServiceServicer_to_server(servicer, server)],

@@ -26,6 +26,7 @@ from tests.redis_server import RedisServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+DOCUMENT = pb.DocumentRef(id="d", digest=b"d" * 32)
 SECRET = "a secret of the tests"
 DEADLINE_SECONDS = 10.0
 
@@ -41,7 +42,7 @@ class Service:
         return int(reply.status)
 
     async def plan(self, lease_id: str = "") -> pb.PlanResponse:
-        entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=400, document_id="d")
+        entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=400, documents=[DOCUMENT])
         message = pb.PlanRequest(
             namespace=pb.Namespace(tenant="acme"), model="m", profile_digest="p", entries=[entry], lease_id=lease_id
         )
