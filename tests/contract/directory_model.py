@@ -167,7 +167,10 @@ class DirectoryModel:
     def names_of(self, tag: str) -> set[str]:
         """Contents that fall with a tag."""
         registered = {name for name, record in self.records.items() if tag in record.tags}
-        return registered | {each.name for each in [*self.entries, *self.tickets] if tag in each.tags}
+        return registered | {each.name for each in self._tagged() if tag in each.tags}
+
+    def _tagged(self) -> list[ModelEntry | ModelTicket]:
+        return [*self.entries, *self.tickets]
 
     def forget(self, names: set[str]) -> None:
         """Registrations end."""

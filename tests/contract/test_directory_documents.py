@@ -202,7 +202,7 @@ async def test_malformed_registrations_are_refused(rig: Rig) -> None:
     record = DocumentRecord("x", "", ("hr",), digest("v1"), 1)
     for change in ({"document_id": ""}, {"digest": b"short"}, {"tags": ("",)}):
         with pytest.raises(InvalidOrderError, match=next(iter(change)).split("_")[-1]):
-            await rig.documents.register("acme", replace(record, **change))  # type: ignore[arg-type] # values fit
+            await rig.documents.register("acme", replace(record, **change))
 
 
 async def test_the_public_namespace_serves_every_tenant_after_its_own(rig: Rig) -> None:

@@ -10,6 +10,7 @@ from services.router.domain.explain import explain_parts
 from services.router.domain.model import Profile
 from services.router.domain.parts import Part, PartKind, Prompt, Reason
 from services.router.domain.plan import (
+    CacheEntry,
     EntryKind,
     Outcome,
     Plan,
@@ -36,6 +37,10 @@ PROMPT = Prompt((SYSTEM, TURN, OPENING, SEGMENT, OTHER, SEGMENT, QUESTION, LAST)
 TICKET = Ticket("ticket", 1)
 
 
+def ids(entry: CacheEntry) -> tuple[str, ...]:
+    return tuple(each.document_id for each in entry.documents)
+
+
 def outcome(served: Served, name: bytes = b"key") -> Outcome:
     return Outcome(served, name, "host", TICKET if served is Served.COLD else None, 1.0)
 
@@ -54,7 +59,7 @@ def served(plan: Plan) -> list[Served]:
 
 def test_compose_asks_for_prefixes_ahead_of_segments_and_each_segment_once() -> None:
     plan = draft(PROMPT, PROFILE, Reuse.COMPOSE)
-    asked = [(entry.kind, entry.num_tokens, entry.after_part, entry.document_ids) for entry in plan.entries]
+    asked = [(entry.kind, entry.num_tokens, entry.after_part, ids(entry)) for entry in plan.entries]
     assert asked == [
         (EntryKind.PREFIX, 50, 2, ()),
         (EntryKind.PREFIX, 20, 1, ()),
@@ -74,9 +79,9 @@ def test_exact_asks_for_every_message_end_and_off_for_nothing() -> None:
 def test_an_entry_names_every_document_that_stands_in_it() -> None:
     """A snapshot over documents falls with each of them, a text under two ids with both."""
     exact = draft(PROMPT, PROFILE, Reuse.EXACT)
-    assert [entry.document_ids for entry in exact.entries] == [("a", "b"), (), ()]
+    assert [ids(entry) for entry in exact.entries] == [("a", "b"), (), ()]
     twice = Prompt((SEGMENT, replace(SEGMENT, document_id="c"), LAST))
-    assert [entry.document_ids for entry in draft(twice, PROFILE, Reuse.COMPOSE).entries] == [("a", "c")]
+    assert [ids(entry) for entry in draft(twice, PROFILE, Reuse.COMPOSE).entries] == [("a", "c")]
 
 
 def test_chains_depend_on_everything_before() -> None:
