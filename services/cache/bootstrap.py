@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import signal
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from services.common.telemetry import configure_logging, get_logger, serve_metri
 __all__ = ["CacheProcess", "create_directory", "main", "run", "serve", "start"]
 
 _WATCH_SECONDS = 1.0
+_ROUNDS_TO_RECONCILE = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,16 @@ def create_directory(settings: CacheSettings) -> Directory:
     """The configured adapter. Redis is imported only where it is used."""
     if settings.directory == "memory":
         return MemoryDirectory(settings.limits())
-    from services.cache.adapters.redis_directory import RedisDirectory
+    from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
 
-    return RedisDirectory(settings.redis_url, settings.redis_prefix, settings.limits())
+    address = RedisAddress(
+        settings.redis_url,
+        settings.redis_prefix,
+        settings.redis_username,
+        settings.redis_password.get_secret_value(),
+        settings.redis_ca_file,
+    )
+    return RedisDirectory(address, settings.limits())
 
 
 async def start(settings: CacheSettings, registry: CollectorRegistry) -> CacheProcess:
@@ -78,10 +87,13 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
 
 
 async def _watch(directory: Directory, health: HealthSwitch, ready: bool) -> None:
-    """Let readiness and gauges follow the directory."""
+    """Let readiness and gauges follow the directory, and budgets be kept that were lowered."""
     if not ready:
         get_logger().warning("directory_unreachable")
-    while True:
+    for round_number in itertools.count():
+        if round_number % _ROUNDS_TO_RECONCILE == 0:
+            with contextlib.suppress(DirectoryUnavailableError):
+                await directory.reconcile()
         await asyncio.sleep(_WATCH_SECONDS)
         was_ready, ready = ready, await _follow(directory, health)
         if ready != was_ready:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from services.cache.adapters.memory import MemoryDirectory
-from services.cache.adapters.redis_directory import RedisDirectory
+from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
 from services.cache.domain.cache import NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy, SegmentCache
 from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder, RegisterReply
 from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.values import DocumentRecord, EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
 
-__all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig", "digest", "gather_plans"]
+__all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig", "digest", "gather_plans", "rig_over"]
 
 SECRET = b"a secret of the tests"
 LIMITS = Limits(budget_bytes=1000, ticket_seconds=60.0, worker_ttl_seconds=15.0, settle_seconds=5.0)
@@ -46,6 +46,7 @@ class Rig:
     directory: Directory
     cache: SegmentCache
     documents: DocumentRegistry
+    redis_url: str = ""
     receipts: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
 
     async def plan(
@@ -127,8 +128,13 @@ def create_rig(kind: str, redis_url: str, limits: Limits = LIMITS, clock: Clock 
     if kind == "memory":
         directory = MemoryDirectory(limits, clock)
     else:
-        directory = RedisDirectory(redis_url, f"test-{secrets.token_hex(6)}", limits, clock)
-    return Rig(kind, clock, directory, SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET))
+        directory = RedisDirectory(RedisAddress(redis_url, f"test-{secrets.token_hex(6)}"), limits, clock)
+    return rig_over(directory, kind, clock, redis_url)
+
+
+def rig_over(directory: Directory, kind: str, clock: Clock, redis_url: str = "") -> Rig:
+    """A rig over this directory."""
+    return Rig(kind, clock, directory, SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET), redis_url)
 
 
 async def gather_plans(rig: Rig, count: int, *contents: str) -> list[PlanReply]:

@@ -16,7 +16,6 @@ from services.cache.domain.values import (
     RegisterOutcome,
 )
 from tests.contract.directory_rig import LIMITS, Rig, create_rig, digest
-from tests.redis_server import RedisServer
 
 HIT, COLD, SUPERSEDED = PlanOutcome.HIT, PlanOutcome.COLD, PlanOutcome.SUPERSEDED
 
@@ -147,11 +146,11 @@ async def test_a_tag_takes_its_documents_and_no_others(rig: Rig) -> None:
     assert await rig.invalidate_tag("acme", "hr") == 0
 
 
-async def test_a_tag_holds_after_a_lost_memory(rig: Rig, redis_server: RedisServer) -> None:
+async def test_a_tag_holds_after_a_lost_memory(rig: Rig) -> None:
     """Registrations are lost with the directory; what is stored still falls with the tags that it was stored under."""
     await rig.register("x", "v1", "hr")
     key = await store(rig, "v1")
-    reborn = create_rig(rig.kind, redis_server.url, clock=rig.clock)
+    reborn = create_rig(rig.kind, rig.redis_url, clock=rig.clock)
     reborn.receipts = rig.receipts
     assert await reborn.beat("w1", [key]) == set()
     assert await outcome(reborn, "v1") is HIT
@@ -232,8 +231,8 @@ async def test_nothing_of_a_tenant_is_public(rig: Rig) -> None:
     assert await outcome(rig, "v1", tenant="public") is COLD
 
 
-async def test_a_tenants_budget_evicts_only_its_own(rig: Rig, redis_server: RedisServer) -> None:
-    small = create_rig(rig.kind, redis_server.url, replace(LIMITS, namespace_budget_bytes=300))
+async def test_a_tenants_budget_evicts_only_its_own(rig: Rig) -> None:
+    small = create_rig(rig.kind, rig.redis_url, replace(LIMITS, namespace_budget_bytes=300))
     await small.beat("w1")
     await store(small, "old", "other", tenant="other", size=200)
     for content in ("a", "b", "c"):

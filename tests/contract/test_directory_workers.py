@@ -8,15 +8,14 @@ from services.cache.domain.directory import Claim
 from services.cache.domain.receipts import ReceiptSigner
 from services.cache.domain.values import PlanOutcome, PublishOutcome
 from tests.contract.directory_rig import SECRET, Rig, create_rig
-from tests.redis_server import RedisServer
 
 HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
 
 
 @pytest.fixture
-async def reborn(rig: Rig, redis_server: RedisServer) -> AsyncIterator[Rig]:
+async def reborn(rig: Rig) -> AsyncIterator[Rig]:
     """The same service after it lost its memory: the secret, the clock and the workers' receipts remain."""
-    fresh = create_rig(rig.kind, redis_server.url, clock=rig.clock)
+    fresh = create_rig(rig.kind, rig.redis_url, clock=rig.clock)
     fresh.receipts = rig.receipts
     yield fresh
     await fresh.directory.check_integrity()

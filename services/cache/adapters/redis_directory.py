@@ -7,8 +7,9 @@ one slot of a cluster. The instance must not evict (`maxmemory-policy noeviction
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import redis.asyncio
@@ -49,7 +50,7 @@ from services.cache.domain.values import (
     StoredState,
 )
 
-__all__ = ["RedisDirectory"]
+__all__ = ["RedisAddress", "RedisDirectory"]
 
 _SCRIPTS = (
     "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "documents", "states", "heartbeat",
@@ -58,22 +59,37 @@ _SCRIPTS = (
 _TIMEOUT_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """Where Redis is, and who comes. The user needs no key outside `{prefix}:*`.
+
+    `ca_file`: certificates that sign the server's, with a `rediss://` URL; None trusts the system's.
+    """
+
+    url: str
+    prefix: str
+    username: str = ""
+    password: str = field(default="", repr=False)
+    ca_file: Path | None = None
+
+
 class RedisDirectory(Directory):
     """`clock` replaces the server's own time; every replica must then share it, so only tests set it."""
 
-    def __init__(self, url: str, prefix: str, limits: Limits, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, address: RedisAddress, limits: Limits, clock: Callable[[], float] | None = None) -> None:
         # A pooled connection that died with a restarted server fails once, and every script may be repeated.
         retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
         self._client = redis.asyncio.Redis.from_url(
-            url,
+            address.url,
             decode_responses=True,
             legacy_responses=False,
             protocol=3,
             socket_timeout=_TIMEOUT_SECONDS,
             socket_connect_timeout=_TIMEOUT_SECONDS,
             retry=retry,
+            **_security(address),
         )
-        self._base = f"{{{prefix}}}:"
+        self._base = f"{{{address.prefix}}}:"
         self._limits = limits
         self._clock = clock
         sources = files("services.cache.adapters") / "lua"
@@ -182,6 +198,16 @@ class RedisDirectory(Directory):
         message = json.dumps({**order, "now": now, "limits": asdict(self._limits)})
         async with _unavailable():
             return await self._scripts[script](keys=[self._base], args=[message])
+
+
+def _security(address: RedisAddress) -> dict[str, Any]:
+    """Options of the client; those of the URL come first."""
+    options = {
+        "username": address.username or None,
+        "password": address.password or None,
+        "ssl_ca_certs": str(address.ca_file) if address.ca_file else None,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @asynccontextmanager

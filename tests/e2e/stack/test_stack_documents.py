@@ -115,7 +115,7 @@ def test_documents_are_listed_by_id(stack: ServedStack) -> None:
     for name in names[::-1]:
         register(stack, named(name))
     seen: list[str] = []
-    page = {"has_more": True, "last_id": "listed"}
+    page: dict[str, Any] = {"has_more": True, "last_id": "listed"}
     while page["has_more"]:
         page = stack.http.get(DOCUMENTS, params={"limit": 2, "after": page["last_id"]}).json()
         seen += [row["id"] for row in page["data"]]
