@@ -49,6 +49,13 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    def kill(self) -> None:
+        """SIGKILL: everything in memory is lost."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
     def client(self) -> redis.Redis:
         """A client of the default user."""
         return redis.Redis(unix_socket_path=str(self._socket))

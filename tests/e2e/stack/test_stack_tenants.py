@@ -91,7 +91,7 @@ def refusal(response: httpx2.Response) -> tuple[int, str]:
     return response.status_code, error["code"]
 
 
-def ask_as(client: Client, asked: list[Any], **more: object) -> Answer:
+def ask_as(client: Client, asked: list[Any], **more: Any) -> Answer:  # noqa: ANN401 # JSON
     return ask(client, asked, **more)
 
 
