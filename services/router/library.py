@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -143,8 +144,10 @@ class Library:
         if outcome.ticket is None:
             return Reason.COMPUTED_ELSEWHERE
         batch = CaptureBatch((CaptureOrder(outcome.key, part.token_ids, outcome.ticket),))
-        async for result in self._services.worker.capture(batch, self._services.policy.capture_timeout_seconds):
-            return "" if result.is_stored else result.reason
+        timeout = self._services.policy.capture_timeout_seconds
+        async with aclosing(self._services.worker.capture(batch, timeout)) as results:
+            async for result in results:
+                return "" if result.is_stored else result.reason
         return Reason.CAPTURE_FAILED
 
     async def _drop(self, removal: Removal) -> Removal:

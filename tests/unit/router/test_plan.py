@@ -111,6 +111,15 @@ def test_a_pending_prefix_is_live() -> None:
     assert not plan.snapshots
 
 
+def test_an_older_version_of_a_document_is_live_and_never_a_snapshot() -> None:
+    outcomes = [Served.HIT, Served.HIT, Served.LIVE, Served.HIT]
+    plan = settle(draft(PROMPT, PROFILE, Reuse.COMPOSE), outcomes)
+    assert served(plan)[3:6] == [Served.LIVE, Served.HIT, Served.LIVE]
+    assert [plan.parts[index].reason for index in (3, 5)] == [Reason.SUPERSEDED] * 2
+    exact = settle(draft(PROMPT, PROFILE, Reuse.EXACT), [Served.LIVE, Served.LIVE, Served.COLD])
+    assert [snapshot.after_part for snapshot in exact.snapshots] == [1]
+
+
 def test_segments_follow_their_outcome_and_repeats_share_it() -> None:
     outcomes = [Served.HIT, Served.HIT, Served.COLD, Served.PENDING]
     plan = settle(draft(PROMPT, PROFILE, Reuse.COMPOSE), outcomes)
