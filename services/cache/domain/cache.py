@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.cache.domain.directory import (
@@ -114,7 +114,7 @@ class SegmentCache:
                 tenant=scopes[0],
                 model=scopes[1],
                 epochs=epochs,
-                wanted=tuple(self._wanted(request, epochs, entry) for entry in request.entries),
+                wanted=self._wanted(request, [epochs[scope] for scope in scopes]),
                 budget_bytes=request.namespace.budget_bytes,
             )
             try:
@@ -129,34 +129,30 @@ class SegmentCache:
         tenant, *public = map(self._keys.tenant_scope, tenants)
         return (tenant, self._keys.model_scope(request.model), *public)
 
-    def _wanted(self, request: PlanRequest, epochs: Mapping[str, int], entry: PartEntry) -> Wanted:
+    def _wanted(self, request: PlanRequest, epochs: Sequence[int]) -> tuple[Wanted, ...]:
+        """`epochs` are those of the plan's scopes, in their order."""
+        tenant, model, *public = epochs
+        own = Epochs(tenant, model)
+        shared = Epochs(public[0], model) if public else None
+        return tuple(self._wanted_entry(request, own, shared, entry) for entry in request.entries)
+
+    def _wanted_entry(self, request: PlanRequest, own: Epochs, shared: Epochs | None, entry: PartEntry) -> Wanted:
+        def key(namespace: Namespace, epochs: Epochs) -> bytes:
+            return self._keys.entry_key(
+                KeySubject(namespace, request.model, epochs, request.profile_digest, entry.kind, entry.content_hash)
+            )
+
         tenant = request.namespace.tenant
         # Only registered documents are public, so a snapshot is never worth a second look.
-        has_public = tenant != PUBLIC_TENANT and entry.kind is EntryKind.SEGMENT
         return Wanted(
-            key=self._entry_key(request, epochs, entry, request.namespace),
+            key=key(request.namespace, own),
             kind=entry.kind,
             num_tokens=entry.num_tokens,
             documents=tuple(
                 DocumentRef(self._keys.document_scope(tenant, each.document_id), each.digest)
                 for each in entry.documents
             ),
-            public_key=self._entry_key(request, epochs, entry, _PUBLIC) if has_public else None,
-        )
-
-    def _entry_key(
-        self, request: PlanRequest, epochs: Mapping[str, int], entry: PartEntry, namespace: Namespace
-    ) -> bytes:
-        tenant, model = self._keys.tenant_scope(namespace.tenant), self._keys.model_scope(request.model)
-        return self._keys.entry_key(
-            KeySubject(
-                namespace,
-                request.model,
-                Epochs(epochs[tenant], epochs[model]),
-                request.profile_digest,
-                entry.kind,
-                entry.content_hash,
-            )
+            public_key=key(_PUBLIC, shared) if shared and entry.kind is EntryKind.SEGMENT else None,
         )
 
     async def renew(self, lease_id: str, lease_seconds: float) -> None:

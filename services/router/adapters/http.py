@@ -82,6 +82,7 @@ class HttpSurface:
             "created": model.created,
             "owned_by": "hypic",
             "max_model_len": model.info.context_length,
+            "revision": model.info.revision,
         }
         return JSONResponse({"object": "list", "data": [row]})
 

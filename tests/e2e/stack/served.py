@@ -13,7 +13,7 @@ from typing import Self
 
 import grpc
 import httpx2
-from hypic.v1 import cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
+from hypic.v1 import cache_pb2, cache_pb2_grpc
 
 from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port, grpc_ready
@@ -167,12 +167,6 @@ class ServedStack:
     def invalidate_document(self, document_id: str) -> int:
         """Make a document unreachable; the number of entries that fell with it."""
         return self._invalidate(cache_pb2.InvalidateRequest(document_id=document_id))
-
-    def model_revision(self) -> str:
-        """The digest of config and weights that the worker serves."""
-        with grpc.insecure_channel(self.address("worker")) as channel:
-            described = worker_pb2_grpc.WorkerServiceStub(channel).Describe(worker_pb2.DescribeRequest(), timeout=10)
-            return str(next(message.info.model_revision for message in described if message.HasField("info")))
 
     def _invalidate(self, request: cache_pb2.InvalidateRequest) -> int:
         request.namespace.tenant = "default"
