@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.common.settings import SettingsError
+from services.router.adapters.http import Draining
 from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey, load_keys
+from services.router.bootstrap import create_app
 from services.router.domain.tenancy import Caller, Quotas, Scope, hash_key
 from services.router.settings import RouterSettings
 
@@ -142,6 +144,16 @@ def test_without_keys_only_loopback_is_served(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.1.2.3"])
 def test_loopback_needs_no_keys(host: str) -> None:
     assert RouterSettings.from_environment(host=host).api_keys_file is None
+
+
+@pytest.mark.parametrize(("api_key", "events"), [("", ["authentication_is_off"]), ("hypic-a-secret", [])])
+async def test_a_router_without_keys_says_so(api_key: str, events: list[str]) -> None:
+    with capture_logs() as logs:
+        app = create_app(RouterSettings.from_environment(api_key=api_key), Draining())
+        async with app.router.lifespan_context(app):
+            pass
+    assert [log["event"] for log in logs if log["event"].startswith("authentication")] == events
+    assert "a-secret" not in repr(logs)
 
 
 def test_keys_come_from_one_place() -> None:
