@@ -10,16 +10,24 @@ import pytest
 import redis
 import trustme
 
-from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
+from services.cache.adapters.redis_directory import RedisAddress
+from services.cache.bootstrap import create_directory
+from services.cache.domain.directory import Directory
 from services.cache.domain.errors import DirectoryUnavailableError
 from services.cache.domain.values import PlanOutcome
-from tests.contract.directory_rig import LIMITS, Clock, Rig, rig_over
+from services.cache.settings import CacheSettings
+from tests.contract.directory_rig import Clock, Rig, rig_over
 from tests.redis_server import SYSTEM_REDIS, WHEEL_REDIS, RedisServer
 from tests.router_stack import free_port
 
 HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
 # What docs/operations.md tells an operator to give.
 RIGHTS = ("resetchannels", "-@all", "+@read", "+@write", "+@connection", "+@scripting", "+time", "-@dangerous")
+
+
+def configured(**settings: object) -> Directory:
+    """The directory that a service with these settings uses."""
+    return create_directory(CacheSettings.from_environment(directory="redis", secret="s" * 32, **settings))
 
 
 async def exercise(rig: Rig) -> None:
@@ -59,8 +67,8 @@ async def test_a_user_of_one_prefix_is_enough_and_reaches_nothing_else(guarded: 
     await asyncio.to_thread(guarded.run, "SET", "foreign", "secret")
     await asyncio.to_thread(guarded.run, "ACL", "SETUSER", "default", "off")
 
-    def directory(prefix: str, given: str) -> RedisDirectory:
-        return RedisDirectory(RedisAddress(guarded.url, prefix, "cache", given), LIMITS)
+    def directory(prefix: str, given: str) -> Directory:
+        return configured(redis_url=guarded.url, redis_prefix=prefix, redis_username="cache", redis_password=given)
 
     rig = rig_over(directory(prefix, password), "redis", Clock())
     await exercise(rig)
@@ -106,17 +114,17 @@ def tls_server(authority: trustme.CA, tmp_path: Path) -> Iterator[str]:
 
 
 async def test_tls_with_an_authority_of_ones_own(tls_server: str, tmp_path: Path) -> None:
-    trusted = RedisDirectory(RedisAddress(tls_server, "hypic-tls", ca_file=tmp_path / "ca.pem"), LIMITS)
+    trusted = configured(redis_url=tls_server, redis_prefix="hypic-tls", redis_ca_file=tmp_path / "ca.pem")
     await exercise(rig_over(trusted, "redis", Clock()))
     await trusted.close()
     trustme.CA().cert_pem.write_to_path(tmp_path / "stranger.pem")
     plain = tls_server.replace("rediss", "redis")
-    for address in (
-        RedisAddress(tls_server, "hypic-tls"),
-        RedisAddress(tls_server, "hypic-tls", ca_file=tmp_path / "stranger.pem"),
-        RedisAddress(plain, "hypic-tls"),
+    for settings in (
+        {"redis_url": tls_server},
+        {"redis_url": tls_server, "redis_ca_file": tmp_path / "stranger.pem"},
+        {"redis_url": plain},
     ):
-        untrusted = RedisDirectory(address, LIMITS)
+        untrusted = configured(redis_prefix="hypic-tls", **settings)
         with pytest.raises(DirectoryUnavailableError):
             await untrusted.usage()
         await untrusted.close()
