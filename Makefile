@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 MODEL ?= demo
+SOAK_SECONDS ?= 600
 DEVELOPMENT := $(VENV)/.development
 # CPU-sized thread pools: with several busy processes on few cores, more threads make small tensor steps slower.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help setup demo run test check bench test-gpu bench-gpu eval proto clean
+.PHONY: help setup demo run test soak check bench test-gpu bench-gpu eval proto clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -33,6 +34,9 @@ run: $(RUNTIME) ## Serve the demo model on port 8000 until Ctrl-C.
 
 test: $(DEVELOPMENT) ## Run all tests (no GPU needed).
 	$(BIN)/python -m pytest
+
+soak: $(DEVELOPMENT) ## Kill services and Redis under load for ten minutes (SOAK_SECONDS), comparing every answer.
+	HYPIC_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -o timeout=0 tests/e2e/stack/test_stack_soak.py
 
 check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of generated files.
 	$(BIN)/ruff check .

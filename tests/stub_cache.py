@@ -22,6 +22,7 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
     owners: dict[bytes, str] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
     plans: list[cache_pb2.PlanRequest] = field(default_factory=list)
+    documents: dict[tuple[str, str], cache_pb2.RegisteredDocument] = field(default_factory=dict)
     num_leases: int = 0
     num_renewals: int = 0
     is_down: bool = False
@@ -77,6 +78,45 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
         context: grpc.aio.ServicerContext[cache_pb2.HeartbeatRequest, cache_pb2.HeartbeatResponse],
     ) -> cache_pb2.HeartbeatResponse:
         return cache_pb2.HeartbeatResponse(time_to_live_seconds=30)
+
+    async def RegisterDocument(  # noqa: N802
+        self,
+        request: cache_pb2.RegisterDocumentRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.RegisterDocumentRequest, cache_pb2.RegisterDocumentResponse],
+    ) -> cache_pb2.RegisterDocumentResponse:
+        if self.is_down:
+            raise UnavailableError("the stub is down")
+        registered = cache_pb2.RegisteredDocument(
+            document=request.document,
+            title=request.title,
+            tags=request.tags,
+            num_tokens=request.num_tokens,
+            version=len(self.documents) + 1,
+        )
+        self.documents[request.namespace.tenant, request.document.id] = registered
+        return cache_pb2.RegisterDocumentResponse(
+            outcome=cache_pb2.REGISTER_OUTCOME_CREATED, version=registered.version
+        )
+
+    async def DescribeDocument(  # noqa: N802
+        self,
+        request: cache_pb2.DescribeDocumentRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.DescribeDocumentRequest, cache_pb2.DescribeDocumentResponse],
+    ) -> cache_pb2.DescribeDocumentResponse:
+        found = self.documents.get((request.namespace.tenant, request.document_id))
+        if found is None:
+            return cache_pb2.DescribeDocumentResponse()
+        return cache_pb2.DescribeDocumentResponse(document=cache_pb2.DocumentDescription(registered=found))
+
+    async def ListDocuments(  # noqa: N802
+        self,
+        request: cache_pb2.ListDocumentsRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.ListDocumentsRequest, cache_pb2.ListDocumentsResponse],
+    ) -> cache_pb2.ListDocumentsResponse:
+        own = [each for (tenant, _), each in self.documents.items() if tenant == request.namespace.tenant]
+        return cache_pb2.ListDocumentsResponse(
+            documents=[cache_pb2.DocumentDescription(registered=each) for each in own]
+        )
 
     def publish(self, key: bytes) -> None:
         """What a worker's Publish does."""

@@ -9,9 +9,11 @@ from hypic.v1 import cache_pb2 as pb
 from hypic.v1 import cache_pb2_grpc
 from typing_extensions import override
 
-from services.cache.adapters import messages
+from services.cache.adapters import document_messages, messages
 from services.cache.domain.cache import SegmentCache
+from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import CacheError, InvalidOrderError
+from services.cache.domain.values import Removal
 from services.common.telemetry import get_logger
 
 __all__ = ["CacheServicer"]
@@ -20,10 +22,11 @@ _Context = grpc.aio.ServicerContext[Message, Message]
 
 
 class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
-    """`hypic.v1.CacheService` over a `SegmentCache`."""
+    """`hypic.v1.CacheService` over a `SegmentCache` and a `DocumentRegistry`."""
 
-    def __init__(self, cache: SegmentCache, worker_ttl_seconds: float) -> None:
+    def __init__(self, cache: SegmentCache, documents: DocumentRegistry, worker_ttl_seconds: float) -> None:
         self._cache = cache
+        self._documents = documents
         self._worker_ttl_seconds = worker_ttl_seconds
 
     @override
@@ -54,22 +57,51 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
 
     @override
     async def Invalidate(self, request: pb.InvalidateRequest, context: _Context) -> pb.InvalidateResponse:
-        """Make a document, a tenant or a model unreachable."""
+        """Make a document, a tag's documents, a tenant or a model unreachable."""
         with _wire_errors():
-            num_entries = await self._invalidate(request)
-        get_logger().info("invalidated", scope=request.WhichOneof("scope"), num_entries=num_entries)
-        return pb.InvalidateResponse(num_entries=num_entries)
+            removal = await self._invalidate(request)
+        get_logger().info("invalidated", scope=request.WhichOneof("scope"), num_entries=removal.num_entries)
+        return document_messages.removal_message(removal)
 
-    async def _invalidate(self, request: pb.InvalidateRequest) -> int:
+    async def _invalidate(self, request: pb.InvalidateRequest) -> Removal:
         match request.WhichOneof("scope"):
             case "document_id":
                 return await self._cache.invalidate_document(request.namespace.tenant, request.document_id)
+            case "tag":
+                return await self._cache.invalidate_tag(request.namespace.tenant, request.tag)
             case "whole_tenant" if request.whole_tenant:
                 return await self._cache.invalidate_tenant(request.namespace.tenant)
             case "model":
                 return await self._cache.invalidate_model(request.model)
             case _:
-                raise InvalidOrderError("scope: one of document_id, whole_tenant = true and model must be set")
+                raise InvalidOrderError("scope: one of document_id, tag, whole_tenant = true and model must be set")
+
+    @override
+    async def RegisterDocument(
+        self, request: pb.RegisterDocumentRequest, context: _Context
+    ) -> pb.RegisterDocumentResponse:
+        """Make one text the current one of a document id."""
+        with _wire_errors():
+            record = document_messages.document_record(request)
+            reply = await self._documents.register(request.namespace.tenant, record)
+        get_logger().info("registered", outcome=reply.outcome, num_removed=reply.removal.num_entries)
+        return document_messages.register_message(reply)
+
+    @override
+    async def DescribeDocument(
+        self, request: pb.DescribeDocumentRequest, context: _Context
+    ) -> pb.DescribeDocumentResponse:
+        """One document and what is stored of it."""
+        with _wire_errors():
+            found = await self._documents.describe(request.namespace.tenant, request.document_id)
+        return document_messages.description_response(found)
+
+    @override
+    async def ListDocuments(self, request: pb.ListDocumentsRequest, context: _Context) -> pb.ListDocumentsResponse:
+        """A page of a tenant's registered documents."""
+        with _wire_errors():
+            page = await self._documents.page(request.namespace.tenant, request.after, request.limit)
+        return document_messages.page_message(page)
 
     @override
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: _Context) -> pb.HeartbeatResponse:

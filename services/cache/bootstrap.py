@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import signal
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from services.cache.adapters.metered import MeteredDirectory
 from services.cache.app import CacheServicer
 from services.cache.domain.cache import SegmentCache
 from services.cache.domain.directory import Directory
+from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import DirectoryUnavailableError
 from services.cache.settings import CacheSettings
 from services.common.rpc import HealthSwitch, create_server
@@ -23,6 +25,7 @@ from services.common.telemetry import configure_logging, get_logger, serve_metri
 __all__ = ["CacheProcess", "create_directory", "main", "run", "serve", "start"]
 
 _WATCH_SECONDS = 1.0
+_ROUNDS_TO_RECONCILE = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,16 @@ def create_directory(settings: CacheSettings) -> Directory:
     """The configured adapter. Redis is imported only where it is used."""
     if settings.directory == "memory":
         return MemoryDirectory(settings.limits())
-    from services.cache.adapters.redis_directory import RedisDirectory
+    from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
 
-    return RedisDirectory(settings.redis_url, settings.redis_prefix, settings.limits())
+    address = RedisAddress(
+        settings.redis_url,
+        settings.redis_prefix,
+        settings.redis_username,
+        settings.redis_password.get_secret_value(),
+        settings.redis_ca_file,
+    )
+    return RedisDirectory(address, settings.limits())
 
 
 async def start(settings: CacheSettings, registry: CollectorRegistry) -> CacheProcess:
@@ -62,7 +72,8 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
     """
     directory = MeteredDirectory(create_directory(settings), registry)
     secret = settings.secret.get_secret_value().encode() if settings.secret else secrets.token_bytes(32)
-    servicer = CacheServicer(SegmentCache(directory, secret, settings.lease_seconds), settings.worker_ttl_seconds)
+    cache = SegmentCache(directory, secret, settings.lease_seconds)
+    servicer = CacheServicer(cache, DocumentRegistry(directory, secret), settings.worker_ttl_seconds)
     health = HealthSwitch()
     server, port = await create_server(
         [lambda server: cache_pb2_grpc.add_CacheServiceServicer_to_server(servicer, server)],
@@ -76,10 +87,13 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
 
 
 async def _watch(directory: Directory, health: HealthSwitch, ready: bool) -> None:
-    """Let readiness and gauges follow the directory."""
+    """Let readiness and gauges follow the directory, and budgets be kept that were lowered."""
     if not ready:
         get_logger().warning("directory_unreachable")
-    while True:
+    for round_number in itertools.count():
+        if round_number % _ROUNDS_TO_RECONCILE == 0:
+            with contextlib.suppress(DirectoryUnavailableError):
+                await directory.reconcile()
         await asyncio.sleep(_WATCH_SECONDS)
         was_ready, ready = ready, await _follow(directory, health)
         if ready != was_ready:

@@ -1,5 +1,6 @@
 """Settings of the cache service: environment variables that start with `HYPIC_CACHE_`."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
@@ -25,6 +26,11 @@ class CacheSettings(ServiceSettings):
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics; 0 serves none.")
     directory: Literal["memory", "redis"] = Field(default="memory", description="Where the directory lives.")
     redis_url: str = Field(default="redis://127.0.0.1:6379/0", description="Redis of the directory.")
+    redis_username: str = Field(default="", description="ACL user in Redis; empty is the default user.")
+    redis_password: SecretStr = Field(default=SecretStr(""), description="Password in Redis.")
+    redis_ca_file: Path | None = Field(
+        default=None, description="Certificates that sign that of a `rediss://` server; the system's own without it."
+    )
     redis_prefix: str = Field(default="hypic", pattern=r"^[^{}]+$", description="Start of every key in Redis.")
     secret: SecretStr | None = Field(
         default=None,
@@ -32,6 +38,9 @@ class CacheSettings(ServiceSettings):
         "and restores nothing after a restart.",
     )
     budget_bytes: int = Field(default=2 << 30, gt=0, description="Bytes that all published copies together may hold.")
+    namespace_budget_bytes: int = Field(
+        default=0, ge=0, description="Bytes that copies of one tenant may hold, unless its key file says more; 0: all."
+    )
     lease_seconds: float = Field(default=30.0, gt=0, le=3600, description="Life of a lease when a plan names none.")
     ticket_seconds: float = Field(default=60.0, gt=0, description="Least life of a ticket.")
     worker_ttl_seconds: float = Field(
@@ -52,6 +61,7 @@ class CacheSettings(ServiceSettings):
         """The directory's policy."""
         return Limits(
             budget_bytes=self.budget_bytes,
+            namespace_budget_bytes=self.namespace_budget_bytes,
             ticket_seconds=self.ticket_seconds,
             worker_ttl_seconds=self.worker_ttl_seconds,
         )

@@ -9,7 +9,7 @@ _EXAMPLE_TEXT = (
 )
 
 
-def client_examples(base_url: str, model: str) -> str:
+def client_examples(base_url: str, model: str, key_note: str) -> str:
     """A curl call and an `openai` client call that work against the running stack; a second call reuses the document."""
     return f"""
 Serving {model} at {base_url}/v1. Try (twice: the second time the document is reused):
@@ -29,5 +29,6 @@ Serving {model} at {base_url}/v1. Try (twice: the second time the document is re
                   "hypic": {{"explain": True}}}})
   print(reply.choices[0].message.content, reply.usage.prompt_tokens_details.cached_tokens)
 
+{key_note}
 Stop with Ctrl-C.
 """

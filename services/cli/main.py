@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import models
+from services.cli import keys, models
 from services.cli.examples import client_examples
 from services.cli.orphans import end_with_supervisor
 from services.cli.supervisor import Stack, StackOptions, StackStartError
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.add_typer(keys.app, name="keys")
 app.add_typer(models.app, name="models")
 
 DEMO_CHECKPOINT = Path("models/demo")
@@ -155,12 +156,18 @@ async def _serve_until_signal(stack: Stack) -> int:
         await asyncio.gather(starting, return_exceptions=True)
         return 0
     await starting
-    typer.echo(client_examples(stack.base_url, stack.model_name))
+    typer.echo(client_examples(stack.base_url, stack.model_name, _key_note()))
     fault = asyncio.create_task(stack.wait_for_fault())
     await asyncio.wait({stopped, fault}, return_when=asyncio.FIRST_COMPLETED)
     fault.cancel()
     await stack.stop()
     return 0 if stopping.is_set() else 1
+
+
+def _key_note() -> str:
+    if os.environ.get("HYPIC_ROUTER_API_KEYS_FILE") or os.environ.get("HYPIC_ROUTER_API_KEY"):
+        return "Requests need an API key: Authorization: Bearer …"
+    return "Authentication is off: only this machine reaches the address. `hypic keys` makes API keys."
 
 
 def main() -> None:

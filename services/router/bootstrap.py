@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -16,13 +17,20 @@ from prometheus_client import CollectorRegistry
 
 from services.common.rpc import create_channel
 from services.common.telemetry import configure_logging, get_logger
+from services.router.adapters.auth import Gate
 from services.router.adapters.clients import GrpcDirectory, GrpcWorker
-from services.router.adapters.http import Draining, HttpPolicy, HttpSurface, create_http_app
+from services.router.adapters.document_client import GrpcDocuments
+from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app
+from services.router.adapters.http_documents import DocumentSurface
+from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey
 from services.router.adapters.metrics import MeteredRouter, RouterMetrics
 from services.router.adapters.parse import RequestParser
+from services.router.adapters.quotas import BoundedRouter
 from services.router.adapters.worker_watch import WorkerWatch, build_model
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
+from services.router.domain.tenancy import Keys, hash_key
+from services.router.library import Library, LibraryServices
 from services.router.reuse import ReusePolicy, ReuseServices
 from services.router.settings import RouterSettings
 
@@ -81,17 +89,22 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     worker = GrpcWorker(worker_channel)
     watch = WorkerWatch(worker_channel, worker, partial(build_model, memo_bytes=settings.tokenizer_memo_bytes))
     background = Background(settings.max_background_captures)
-    services = ReuseServices(GrpcDirectory(cache_channel), worker, background, _reuse_policy(settings))
+    policy = _reuse_policy(settings)
+    directory = GrpcDirectory(cache_channel)
+    services = ReuseServices(directory, worker, background, policy)
+    gate = Gate(_keys(settings))
     limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
     metrics = RouterMetrics(CollectorRegistry())
     surface = HttpSurface(
-        MeteredRouter(Router(watch, services, limits), metrics),
+        MeteredRouter(BoundedRouter(Router(watch, services, limits)), metrics),
         watch,
-        RequestParser(settings.tenant, settings.completions_separator),
+        RequestParser(settings.completions_separator),
         metrics,
         draining,
-        HttpPolicy(settings.api_key.get_secret_value(), settings.max_body_bytes),
+        Door(gate, settings.max_body_bytes),
     )
+    documents = GrpcDocuments(cache_channel, settings.cache_timeout_seconds)
+    library = Library(watch, LibraryServices(documents, directory, worker, background, policy))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -105,7 +118,16 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
             await background.close(settings.cache_timeout_seconds)
             await _close(worker_channel, cache_channel)
 
-    return create_http_app(surface, lifespan)
+    return create_http_app(surface, DocumentSurface(library, gate, settings.max_body_bytes), lifespan)
+
+
+def _keys(settings: RouterSettings) -> Keys:
+    if settings.api_keys_file:
+        return FileKeys(settings.api_keys_file)
+    if settings.has_single_key:
+        return SingleKey(hash_key(settings.api_key.get_secret_value()), settings.tenant)
+    get_logger().warning("authentication_is_off", host=settings.host, tenant=settings.tenant)
+    return NoKeys(settings.tenant)
 
 
 def main() -> None:
@@ -120,8 +142,12 @@ def main() -> None:
     except OSError as error:
         get_logger().error("cannot_listen", host=settings.host, port=settings.port, error=str(error))
         raise SystemExit(1) from error
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, listener))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, listener))
+    except KeyFileError as error:
+        sys.stderr.write(f"hypic: settings: HYPIC_ROUTER_API_KEYS_FILE: {error}\n")
+        raise SystemExit(2) from error
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

@@ -1,11 +1,14 @@
 """The router's settings: variables `HYPIC_ROUTER_…`."""
 
-from typing import Annotated
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.common.settings import ServiceSettings
+from services.router.domain.tenancy import PUBLIC_TENANT
 
 __all__ = ["RouterSettings"]
 
@@ -21,8 +24,13 @@ class RouterSettings(ServiceSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="port of the API and of /metrics; 0 takes a free one")
     worker_address: str = Field(default="127.0.0.1:7102", description="host:port of the worker")
     cache_address: str = Field(default="127.0.0.1:7101", description="host:port of the cache service")
-    api_key: SecretStr = Field(default=SecretStr(""), description="when set, requests without it are refused")
-    tenant: str = Field(default="default", min_length=1, description="whose states requests of this router use")
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="TOML file of API keys, tenants and quotas, read again when it changes (`hypic keys`). Without it "
+        "and `api_key`, requests need no key, which is allowed on loopback only",
+    )
+    api_key: SecretStr = Field(default=SecretStr(""), description="one key that allows everything, in place of a file")
+    tenant: str = Field(default="default", min_length=1, description="whose states are used where no key file is set")
     completions_separator: str = Field(
         default="", description="cuts prompts of /v1/completions into segments; empty is off"
     )
@@ -51,3 +59,27 @@ class RouterSettings(ServiceSettings):
     max_background_captures: int = Field(
         default=4, ge=0, description="captures behind replies at once, with cold: live"
     )
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        if self.api_keys_file and self.has_single_key:
+            raise ValueError("api_key and api_keys_file exclude each other: put the key's hash into the file")
+        if self.tenant == PUBLIC_TENANT:
+            raise ValueError(f"tenant must not be {PUBLIC_TENANT!r}, whose states serve every tenant")
+        if not (self.api_keys_file or self.has_single_key or _is_loopback(self.host)):
+            raise ValueError(
+                f"host {self.host} is reached by other machines: set api_keys_file (see `hypic keys`) or api_key"
+            )
+        return self
+
+    @property
+    def has_single_key(self) -> bool:
+        """Whether one key allows everything."""
+        return bool(self.api_key.get_secret_value())
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from services.cache.domain.values import Limits, PlanOutcome, PublishOutcome
 
-__all__ = ["DirectoryModel", "ModelTicket"]
+__all__ = ["DirectoryModel", "ModelRecord", "ModelTicket", "tenant_of"]
 
 
 @dataclass(slots=True)
 class ModelTicket:
-    """A ticket under the name of its content; `ended` with the reason why it is worth nothing."""
+    """A ticket under the name of its content, `tenant/content`; `ended` with the reason why it is worth nothing."""
 
     name: str
     lease: int
     expires_at: float
-    documents: set[str]
+    tags: frozenset[str]
     ended: str = ""
 
 
@@ -28,15 +28,26 @@ class ModelEntry:
     name: str
     size: int
     ticket: ModelTicket
-    documents: set[str]
+    tags: frozenset[str]
     used_at: float
     used_order: bytes
     since: dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A registered document."""
+
+    content: str
+    tags: frozenset[str]
+
+
 @dataclass(slots=True)
 class DirectoryModel:
-    """One tenant and one model; leases, tickets and entries as the port describes them."""
+    """One model; leases, tickets, entries and documents as the port describes them.
+
+    The document of a name is registered under the same name; each content belongs to one document.
+    """
 
     limits: Limits
     now: float
@@ -45,6 +56,7 @@ class DirectoryModel:
     tickets: list[ModelTicket] = field(default_factory=list)
     entries: list[ModelEntry] = field(default_factory=list)
     workers: dict[str, float] = field(default_factory=dict)
+    records: dict[str, ModelRecord] = field(default_factory=dict)
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -64,15 +76,18 @@ class DirectoryModel:
         return [self._plan_one(lease, name) for name in names]
 
     def _plan_one(self, lease: int, name: str) -> PlanOutcome:
-        entry = self.entry(name)
+        record = self.records.get(name)
+        if record and record.content != name:
+            return PlanOutcome.SUPERSEDED
+        entry = self.found(name)
         if entry:
             entry.used_at = self.now
-            self.pins.add((lease, name))
+            self.pins.add((lease, entry.name))
             return PlanOutcome.HIT
         ticket = self.live_ticket(name)
         if not ticket:
             expires_at = max(self.leases[lease], self.now + self.limits.ticket_seconds)
-            self.tickets.append(ModelTicket(name, lease, expires_at, {name}))
+            self.tickets.append(ModelTicket(name, lease, expires_at, record.tags if record else frozenset()))
             return PlanOutcome.COLD
         return PlanOutcome.COLD if ticket.lease == lease else PlanOutcome.PENDING
 
@@ -108,7 +123,7 @@ class DirectoryModel:
             return PublishOutcome.OVER_BUDGET
         if not entry:
             ticket.ended = "published"
-            entry = ModelEntry(ticket.name, size, ticket, ticket.documents, self.now, key, {})
+            entry = ModelEntry(ticket.name, size, ticket, ticket.tags, self.now, key, {})
             self.entries.append(entry)
             if ticket.lease in self.leases:
                 self.pins.add((ticket.lease, ticket.name))
@@ -119,11 +134,15 @@ class DirectoryModel:
         pinned = {name for _, name in self.pins}
         free = [entry for entry in self.entries if entry.name not in pinned and entry.name != spared]
         free.sort(key=lambda entry: (entry.used_at, entry.used_order))
+        tenant = tenant_of(spared)
         victims: list[ModelEntry] = []
-        while self.used_bytes() - sum(one.size * len(one.since) for one in victims) + size > self.limits.budget_bytes:
-            if not free:
-                return False
-            victims.append(free.pop(0))
+        for budget, of in ((self.limits.namespace_budget_bytes, tenant), (self.limits.budget_bytes, "")):
+            candidates = [entry for entry in free if tenant_of(entry.name).startswith(of)]
+            while self.used_bytes(of) - _held(victims, of) + size > budget:
+                if not candidates:
+                    return False
+                free.remove(candidates[0])
+                victims.append(candidates.pop(0))
         for victim in victims:
             self.entries.remove(victim)
         return True
@@ -138,6 +157,35 @@ class DirectoryModel:
         self._tidy()
         return len(fallen)
 
+    def register(self, name: str, record: ModelRecord) -> int | None:
+        """The number of entries that fell; None when nothing changed."""
+        if self.records.get(name) == record:
+            return None
+        self.records[name] = record
+        return self.invalidate({name})
+
+    def names_of(self, tag: str) -> set[str]:
+        """Contents that fall with a tag."""
+        registered = {name for name, record in self.records.items() if tag in record.tags}
+        return registered | {each.name for each in self._tagged() if tag in each.tags}
+
+    def _tagged(self) -> list[ModelEntry | ModelTicket]:
+        return [*self.entries, *self.tickets]
+
+    def forget(self, names: set[str]) -> None:
+        """Registrations end."""
+        self.records = {name: record for name, record in self.records.items() if name not in names}
+
+    def lose_memory(self) -> None:
+        """The directory restarts empty, and every living worker's receipts bring its copies back."""
+        self.leases, self.pins, self.records = {}, set(), {}
+        for ticket in self.tickets:
+            ticket.ended = ticket.ended if ticket.ended == "published" else "lost"
+        for entry in self.entries:
+            entry.used_at = self.now
+            entry.since = dict.fromkeys(entry.since, self.now)
+        self.workers = dict.fromkeys(self.workers, self.now + self.limits.worker_ttl_seconds)
+
     def heartbeat(self, worker: str, listed: set[str]) -> None:
         """A sign of life that lists contents, all of them held."""
         self.workers[worker] = self.now + self.limits.worker_ttl_seconds
@@ -151,6 +199,10 @@ class DirectoryModel:
         """The published content of this name."""
         return next((entry for entry in self.entries if entry.name == name), None)
 
+    def found(self, name: str) -> ModelEntry | None:
+        """The entry that answers for a name: its own, else the public one of the same content."""
+        return self.entry(name) or self.entry(f"public/{name.partition('/')[2]}")
+
     def live_ticket(self, name: str) -> ModelTicket | None:
         """The ticket under which this name is being computed."""
         return next((ticket for ticket in self.tickets if ticket.name == name and not ticket.ended), None)
@@ -159,11 +211,20 @@ class DirectoryModel:
         """Names of the copies of a worker."""
         return {entry.name for entry in self.entries if worker in entry.since}
 
-    def used_bytes(self) -> int:
-        """Bytes of all copies."""
-        return sum(entry.size * len(entry.since) for entry in self.entries)
+    def used_bytes(self, tenant: str = "") -> int:
+        """Bytes of all copies, or of those of a tenant."""
+        return _held(self.entries, tenant)
 
     def _tidy(self) -> None:
         self.entries = [entry for entry in self.entries if entry.since]
         published = {entry.name for entry in self.entries}
         self.pins = {(lease, name) for lease, name in self.pins if lease in self.leases and name in published}
+
+
+def tenant_of(name: str) -> str:
+    """The tenant of a name."""
+    return name.partition("/")[0]
+
+
+def _held(entries: list[ModelEntry], tenant: str) -> int:
+    return sum(entry.size * len(entry.since) for entry in entries if tenant_of(entry.name).startswith(tenant))

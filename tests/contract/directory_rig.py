@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from services.cache.adapters.memory import MemoryDirectory
-from services.cache.adapters.redis_directory import RedisDirectory
-from services.cache.domain.cache import PartEntry, PlanRequest, PublishResult, ResidentCopy, SegmentCache
-from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder
-from services.cache.domain.values import EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
+from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
+from services.cache.domain.cache import NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy, SegmentCache
+from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder, RegisterReply
+from services.cache.domain.documents import DocumentRegistry
+from services.cache.domain.values import DocumentRecord, EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
 
-__all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig", "gather_plans"]
+__all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig", "digest", "gather_plans", "rig_over"]
 
 SECRET = b"a secret of the tests"
 LIMITS = Limits(budget_bytes=1000, ticket_seconds=60.0, worker_ttl_seconds=15.0, settle_seconds=5.0)
@@ -27,6 +28,15 @@ class Clock:
         return self.now
 
 
+def digest(content: str) -> bytes:
+    """What stands for the text of a content."""
+    return sha256(content.encode()).digest()
+
+
+def _named(document_id: str, content: str) -> tuple[NamedDocument, ...]:
+    return (NamedDocument(document_id, digest(content)),) if document_id else ()
+
+
 @dataclass(slots=True)
 class Rig:
     """Shorthand for the calls of router and worker."""
@@ -35,6 +45,8 @@ class Rig:
     clock: Clock
     directory: Directory
     cache: SegmentCache
+    documents: DocumentRegistry
+    redis_url: str = ""
     receipts: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
 
     async def plan(
@@ -47,11 +59,9 @@ class Rig:
         document: str | None = None,
         seconds: float = 30.0,
     ) -> PlanReply:
-        """Plan segments; each content is its own document unless one is named."""
+        """Plan segments; each content is its own document unless one is named, or none with an empty name."""
         entries = tuple(
-            PartEntry(
-                EntryKind.SEGMENT, sha256(one.encode()).digest(), 100, f"doc-{one}" if document is None else document
-            )
+            PartEntry(EntryKind.SEGMENT, digest(one), 100, _named(f"doc-{one}" if document is None else document, one))
             for one in contents
         )
         return await self.cache.plan(
@@ -82,6 +92,29 @@ class Rig:
         await self.cache.release(reply.lease_id)
         return [planned.key for planned in reply.entries]
 
+    async def register(
+        self, document_id: str, content: str, *tags: str, tenant: str = "acme", title: str = ""
+    ) -> RegisterReply:
+        """Make a content the current one of a document."""
+        record = DocumentRecord(document_id, title, tags, digest(content), 100)
+        return await self.documents.register(tenant, record)
+
+    async def invalidate_document(self, tenant: str, document_id: str) -> int:
+        """The number of entries removed."""
+        return (await self.cache.invalidate_document(tenant, document_id)).num_entries
+
+    async def invalidate_tag(self, tenant: str, tag: str) -> int:
+        """The number of entries removed."""
+        return (await self.cache.invalidate_tag(tenant, tag)).num_entries
+
+    async def invalidate_tenant(self, tenant: str) -> int:
+        """The number of entries removed."""
+        return (await self.cache.invalidate_tenant(tenant)).num_entries
+
+    async def invalidate_model(self, model: str) -> int:
+        """The number of entries removed."""
+        return (await self.cache.invalidate_model(model)).num_entries
+
     async def beat(self, worker: str = "w1", keys: list[bytes] | None = None) -> set[bytes]:
         """A heartbeat that lists these keys with the receipts kept for them; the keys to drop."""
         resident = [ResidentCopy(key, "host", self.receipts.get((worker, key), b"")) for key in keys or []]
@@ -95,8 +128,13 @@ def create_rig(kind: str, redis_url: str, limits: Limits = LIMITS, clock: Clock 
     if kind == "memory":
         directory = MemoryDirectory(limits, clock)
     else:
-        directory = RedisDirectory(redis_url, f"test-{secrets.token_hex(6)}", limits, clock)
-    return Rig(kind, clock, directory, SegmentCache(directory, SECRET))
+        directory = RedisDirectory(RedisAddress(redis_url, f"test-{secrets.token_hex(6)}"), limits, clock)
+    return rig_over(directory, kind, clock, redis_url)
+
+
+def rig_over(directory: Directory, kind: str, clock: Clock, redis_url: str = "") -> Rig:
+    """A rig over this directory."""
+    return Rig(kind, clock, directory, SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET), redis_url)
 
 
 async def gather_plans(rig: Rig, count: int, *contents: str) -> list[PlanReply]:

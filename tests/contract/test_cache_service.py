@@ -26,6 +26,7 @@ from tests.redis_server import RedisServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+DOCUMENT = pb.DocumentRef(id="d", digest=b"d" * 32)
 SECRET = "a secret of the tests"
 DEADLINE_SECONDS = 10.0
 
@@ -41,7 +42,7 @@ class Service:
         return int(reply.status)
 
     async def plan(self, lease_id: str = "") -> pb.PlanResponse:
-        entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=400, document_id="d")
+        entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=400, documents=[DOCUMENT])
         message = pb.PlanRequest(
             namespace=pb.Namespace(tenant="acme"), model="m", profile_digest="p", entries=[entry], lease_id=lease_id
         )
@@ -57,6 +58,16 @@ class Service:
             size_bytes=size_bytes,
         )
         return await self.stub.Publish(message, timeout=DEADLINE_SECONDS)
+
+    async def register(self, digest: bytes = b"d" * 32, tags: list[str] | None = None) -> pb.RegisterDocumentResponse:
+        message = pb.RegisterDocumentRequest(
+            namespace=pb.Namespace(tenant="acme"),
+            document=pb.DocumentRef(id="d", digest=digest),
+            title="Title",
+            tags=tags or [],
+            num_tokens=400,
+        )
+        return await self.stub.RegisterDocument(message, timeout=DEADLINE_SECONDS)
 
     async def beat(self, *resident: pb.ResidentEntry) -> pb.HeartbeatResponse:
         message = pb.HeartbeatRequest(worker_id="w1", address="10.0.0.1:7201", resident=resident)
@@ -124,17 +135,53 @@ async def test_a_restarted_service_is_rebuilt_by_heartbeats(service: Service) ->
 
 
 @pytest.mark.parametrize(
-    "scope", [{"document_id": "d"}, {"whole_tenant": True}, {"model": "m"}], ids=["document", "tenant", "model"]
+    "scope",
+    [{"document_id": "d"}, {"tag": "hr"}, {"whole_tenant": True}, {"model": "m"}],
+    ids=["document", "tag", "tenant", "model"],
 )
 async def test_invalidation(service: Service, scope: dict[str, Any]) -> None:
     await service.beat()
+    await service.register(tags=["hr"])
     planned = (await service.plan()).entries[0]
     receipt = (await service.publish(planned)).receipt
     message = pb.InvalidateRequest(namespace=pb.Namespace(tenant="acme"), **scope)
-    assert (await service.stub.Invalidate(message, timeout=DEADLINE_SECONDS)).num_entries == 1
+    removed = await service.stub.Invalidate(message, timeout=DEADLINE_SECONDS)
+    assert (removed.num_entries, removed.num_documents) == (1, 0 if "model" in scope else 1)
+    (copies,) = removed.copies
+    assert (copies.worker_id, copies.tier, copies.num_entries, copies.size_bytes) == ("w1", "host", 1, 1000)
+    assert list(copies.keys) == [planned.key]
     assert (await service.plan()).entries[0].outcome == pb.PLAN_OUTCOME_COLD
     resident = pb.ResidentEntry(key=planned.key, tier="host", receipt=receipt)
     assert list((await service.beat(resident)).drop_keys) == [planned.key]
+
+
+async def test_a_document_is_registered_described_listed_and_replaced(service: Service) -> None:
+    await service.beat()
+    created = await service.register(tags=["law", "hr", "law"])
+    assert created.outcome == pb.REGISTER_OUTCOME_CREATED
+    assert (await service.register(tags=["hr", "law"])).outcome == pb.REGISTER_OUTCOME_UNCHANGED
+    planned = (await service.plan()).entries[0]
+    await service.publish(planned)
+    namespace = pb.Namespace(tenant="acme")
+    describe = pb.DescribeDocumentRequest(namespace=namespace, document_id="d")
+    described = (await service.stub.DescribeDocument(describe, timeout=DEADLINE_SECONDS)).document
+    assert described.registered.document == DOCUMENT
+    assert (described.registered.title, list(described.registered.tags)) == ("Title", ["hr", "law"])
+    assert described.registered.version == created.version
+    (state,) = described.states
+    assert (state.num_tokens, state.size_bytes, state.holders[0].worker_id) == (400, 1000, "w1")
+    assert len(state.key_digest) == 16
+    assert state.key_digest not in planned.key
+    page = pb.ListDocumentsRequest(namespace=namespace, limit=1)
+    listed = await service.stub.ListDocuments(page, timeout=DEADLINE_SECONDS)
+    assert (list(listed.documents), listed.has_more) == ([described], False)
+    replaced = await service.register(digest=b"e" * 32)
+    assert replaced.outcome == pb.REGISTER_OUTCOME_REPLACED
+    assert replaced.version > created.version
+    assert list(replaced.removed.copies[0].keys) == [planned.key]
+    assert (await service.plan()).entries[0].outcome == pb.PLAN_OUTCOME_SUPERSEDED
+    stranger = pb.DescribeDocumentRequest(namespace=pb.Namespace(tenant="other"), document_id="d")
+    assert not (await service.stub.DescribeDocument(stranger, timeout=DEADLINE_SECONDS)).HasField("document")
 
 
 BAD: dict[str, tuple[str, Any, grpc.StatusCode, str]] = {
@@ -173,6 +220,30 @@ BAD: dict[str, tuple[str, Any, grpc.StatusCode, str]] = {
         grpc.StatusCode.INVALID_ARGUMENT,
         "scope",
     ),
+    "document's digest": (
+        "Plan",
+        pb.PlanRequest(
+            model="m",
+            profile_digest="p",
+            entries=[
+                pb.PlanEntry(
+                    kind=pb.ENTRY_KIND_SEGMENT,
+                    content_hash=b"c" * 32,
+                    num_tokens=1,
+                    documents=[DOCUMENT, pb.DocumentRef(id="e")],
+                )
+            ],
+        ),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "entries[0].documents[1].digest",
+    ),
+    "registration": (
+        "RegisterDocument",
+        pb.RegisterDocumentRequest(document=pb.DocumentRef(digest=b"d" * 32)),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "document.id",
+    ),
+    "page": ("ListDocuments", pb.ListDocumentsRequest(limit=101), grpc.StatusCode.INVALID_ARGUMENT, "limit"),
     "worker": ("Heartbeat", pb.HeartbeatRequest(address="a:1"), grpc.StatusCode.INVALID_ARGUMENT, "worker_id"),
     "resident": (
         "Heartbeat",

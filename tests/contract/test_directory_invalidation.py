@@ -8,16 +8,16 @@ import pytest
 
 from services.cache.domain.directory import PlanOrder, Wanted
 from services.cache.domain.errors import StaleEpochsError
-from services.cache.domain.values import EntryKind, Epochs, PlanOutcome, PublishOutcome
+from services.cache.domain.values import EntryKind, PlanOutcome, PublishOutcome
 from tests.contract.directory_rig import Rig
 
 HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
 
 Invalidate = Callable[[Rig], Awaitable[int]]
 SCOPES: dict[str, Invalidate] = {
-    "document": lambda rig: rig.cache.invalidate_document("acme", "doc-a"),
-    "tenant": lambda rig: rig.cache.invalidate_tenant("acme"),
-    "model": lambda rig: rig.cache.invalidate_model("model-1"),
+    "document": lambda rig: rig.invalidate_document("acme", "doc-a"),
+    "tenant": lambda rig: rig.invalidate_tenant("acme"),
+    "model": lambda rig: rig.invalidate_model("model-1"),
 }
 
 
@@ -57,7 +57,7 @@ async def test_a_document_falls_under_every_salt_but_alone(rig: Rig) -> None:
         reply = await rig.plan("a", "b", salt=salt)
         for planned in reply.entries:
             await rig.publish(planned)
-    assert await rig.cache.invalidate_document("acme", "doc-a") == 3
+    assert await rig.invalidate_document("acme", "doc-a") == 3
     for salt in ("", "s", "t"):
         assert await rig.outcomes("a", "b", salt=salt) == [COLD, HIT]
 
@@ -65,8 +65,8 @@ async def test_a_document_falls_under_every_salt_but_alone(rig: Rig) -> None:
 async def test_other_tenants_keep_their_documents(rig: Rig) -> None:
     await rig.store("a", tenant="acme")
     await rig.store("a", tenant="other")
-    await rig.cache.invalidate_document("acme", "doc-a")
-    await rig.cache.invalidate_tenant("acme")
+    await rig.invalidate_document("acme", "doc-a")
+    await rig.invalidate_tenant("acme")
     assert await rig.outcomes("a", tenant="other") == [HIT]
     assert await rig.outcomes("a", tenant="acme") == [COLD]
 
@@ -76,7 +76,7 @@ async def test_a_model_falls_for_every_tenant_but_alone(rig: Rig) -> None:
     await rig.store("a", tenant="other")
     kept = await rig.plan("a", model="model-2")
     await rig.publish(kept.entries[0])
-    assert await rig.cache.invalidate_model("model-1") == 2
+    assert await rig.invalidate_model("model-1") == 2
     assert (await rig.plan("a", model="model-2")).entries[0].outcome is HIT
     assert await rig.outcomes("a", tenant="other") == [COLD]
 
@@ -87,17 +87,18 @@ async def test_an_entry_falls_with_every_document_that_named_it(rig: Rig) -> Non
     await rig.plan("b", document="two")
     await rig.publish(owner.entries[0])
     await rig.plan("b", document="three")
-    assert await rig.cache.invalidate_document("acme", "three") == 1
+    assert await rig.invalidate_document("acme", "three") == 1
     assert (await rig.plan("b", document="four")).entries[0].outcome is COLD
 
 
 async def test_keys_derived_before_an_invalidation_cannot_be_planned(rig: Rig) -> None:
-    wanted = Wanted(b"k" * 32, EntryKind.SEGMENT, 100, None)
-    stale = PlanOrder("lease", False, "nonce", 30.0, "tenant:x", "model:y", Epochs(0, 0), (wanted,))
+    scopes = ("tenant:x", "model:y")
+    wanted = Wanted(b"k" * 32, EntryKind.SEGMENT, 100)
+    stale = PlanOrder("lease", False, "nonce", 30.0, *scopes, dict.fromkeys(scopes, 0), (wanted,))
     await rig.directory.plan(stale)
-    for scope in ("tenant:x", "model:y"):
+    for scope in scopes:
         await rig.directory.invalidate(scope)
-        current = await rig.directory.epochs("tenant:x", "model:y")
+        current = await rig.directory.epochs(scopes)
         with pytest.raises(StaleEpochsError) as caught:
             await rig.directory.plan(stale)
         assert caught.value.current == current
@@ -117,10 +118,10 @@ async def test_plans_race_with_invalidations(rig: Rig) -> None:
 
     async def invalidate_all() -> None:
         for _ in range(5):
-            await rig.cache.invalidate_tenant("acme")
+            await rig.invalidate_tenant("acme")
 
     await asyncio.gather(*(plan_and_publish(number) for number in range(8)), invalidate_all())
     await rig.directory.check_integrity()
-    await rig.cache.invalidate_tenant("acme")
+    await rig.invalidate_tenant("acme")
     usage = await rig.directory.usage()
     assert (usage.num_entries, usage.used_bytes, usage.num_tickets) == (0, 0, 0)

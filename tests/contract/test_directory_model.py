@@ -1,7 +1,9 @@
 """Random histories: both directories answer as the brute-force model does, and never contradict themselves."""
 
 import asyncio
+import os
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -11,16 +13,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.cache.domain.directory import PlannedEntry
 from services.cache.domain.errors import UnknownLeaseError, UnknownWorkerError
-from services.cache.domain.values import PlanOutcome
-from tests.contract.directory_model import DirectoryModel, ModelTicket
+from services.cache.domain.values import PlanOutcome, RegisterOutcome
+from tests.contract.directory_model import DirectoryModel, ModelRecord, ModelTicket, tenant_of
 from tests.contract.directory_rig import LIMITS, Clock, create_rig
 from tests.redis_server import RedisServer
 
-NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f"])
+CONTENTS = ("a", "b", "c", "d", "e", "f")
+NAMES = st.sampled_from(CONTENTS)
+# Two tenants with a namespace each, and the public one that they share.
+TENANTS = st.sampled_from(["acme", "acme", "other", "public"])
+TAGS = st.sampled_from([frozenset(), frozenset({"t1"}), frozenset({"t1", "t2"})])
+BUDGETS = replace(LIMITS, namespace_budget_bytes=800)
 WORKERS = st.sampled_from(["w1", "w2"])
 SECONDS = st.sampled_from([5.0, 30.0, 90.0])
 # Prefer recent leases and tickets: the index counts from the end.
 RECENT = st.integers(min_value=0, max_value=5)
+
+_STEPS = 50
 
 Reply = TypeVar("Reply")
 
@@ -34,11 +43,10 @@ class DirectoryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.rig = create_rig(self.kind, self.redis_url, clock=Clock())
-        self.model = DirectoryModel(LIMITS, self.rig.clock.now)
+        self.rig = create_rig(self.kind, self.redis_url, BUDGETS, Clock())
+        self.model = DirectoryModel(BUDGETS, self.rig.clock.now)
         self.lease_ids: list[str] = []
         self.tickets: list[tuple[ModelTicket, PlannedEntry]] = []
-        self.keys: dict[str, set[bytes]] = {}
         self.heartbeat("w1", 0)
 
     def run(self, call: Coroutine[Any, Any, Reply]) -> Reply:
@@ -48,30 +56,34 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.run(self.rig.directory.close())
         self.runner.close()
 
-    @rule(names=st.lists(NAMES, min_size=1, max_size=4), seconds=SECONDS)
-    def plan(self, names: list[str], seconds: float) -> None:
+    @rule(names=st.lists(NAMES, min_size=1, max_size=4), seconds=SECONDS, tenant=TENANTS)
+    def plan(self, names: list[str], seconds: float, tenant: str) -> None:
         self.lease_ids.append("")
-        self._plan(len(self.lease_ids) - 1, names, seconds)
+        self._plan(len(self.lease_ids) - 1, names, seconds, tenant)
 
     @precondition(lambda self: self.lease_ids)
-    @rule(names=st.lists(NAMES, min_size=1, max_size=3), seconds=SECONDS, recent=RECENT)
-    def extend(self, names: list[str], seconds: float, recent: int) -> None:
+    @rule(names=st.lists(NAMES, min_size=1, max_size=3), seconds=SECONDS, recent=RECENT, tenant=TENANTS)
+    def extend(self, names: list[str], seconds: float, recent: int, tenant: str) -> None:
         lease = max(len(self.lease_ids) - 1 - recent, 0)
         if lease in self.model.leases:
-            self._plan(lease, names, seconds)
+            self._plan(lease, names, seconds, tenant)
         else:
             with pytest.raises(UnknownLeaseError):
-                self.run(self.rig.plan(*names, lease_id=self.lease_ids[lease], seconds=seconds))
+                self.run(self.rig.plan(*names, lease_id=self.lease_ids[lease], seconds=seconds, tenant=tenant))
 
-    def _plan(self, lease: int, names: list[str], seconds: float) -> None:
+    def _plan(self, lease: int, contents: list[str], seconds: float, tenant: str) -> None:
+        names = [f"{tenant}/{content}" for content in contents]
         expected = self.model.plan(lease, names, seconds)
-        reply = self.run(self.rig.plan(*names, lease_id=self.lease_ids[lease], seconds=seconds))
+        reply = self.run(self.rig.plan(*contents, lease_id=self.lease_ids[lease], seconds=seconds, tenant=tenant))
         self.lease_ids[lease] = reply.lease_id
         assert [entry.outcome for entry in reply.entries] == expected
         for name, planned in zip(names, reply.entries, strict=True):
-            self.keys.setdefault(name, set()).add(planned.key)
-            entry, ticket = self.model.entry(name), self.model.live_ticket(name)
-            assert {holder.worker_id for holder in planned.holders} == (set(entry.since) if entry else set())
+            entry, ticket = self.model.found(name), self.model.live_ticket(name)
+            is_hit = planned.outcome is PlanOutcome.HIT
+            assert {holder.worker_id for holder in planned.holders} == (set(entry.since) if entry and is_hit else set())
+            if is_hit:
+                assert entry is not None
+                assert planned.key == self.key_of(entry.ticket)
             if planned.outcome is PlanOutcome.COLD:
                 assert ticket is not None
                 assert planned.ticket is not None
@@ -108,35 +120,63 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.model.release(lease)
         self.run(self.rig.cache.release(self.lease_ids[lease]))
 
-    @rule(name=NAMES)
-    def invalidate_document(self, name: str) -> None:
-        removed = self.run(self.rig.cache.invalidate_document("acme", f"doc-{name}"))
-        assert removed == self.model.invalidate({name})
+    @rule(content=NAMES, tenant=TENANTS)
+    def invalidate_document(self, content: str, tenant: str) -> None:
+        removed = self.run(self.rig.invalidate_document(tenant, f"doc-{content}"))
+        assert removed == self.model.invalidate({f"{tenant}/{content}"})
+        self.model.forget({f"{tenant}/{content}"})
 
-    @rule(scope=st.sampled_from(["tenant", "model", "stranger"]))
-    def invalidate_all(self, scope: str) -> None:
-        if scope == "stranger":
-            assert self.run(self.rig.cache.invalidate_tenant("stranger")) == 0
+    @rule(content=NAMES, tenant=TENANTS, is_newer=st.booleans(), tags=TAGS)
+    def register(self, content: str, tenant: str, is_newer: bool, tags: frozenset[str]) -> None:
+        """The content itself becomes current, or one that no plan of this machine carries."""
+        name = f"{tenant}/{content}"
+        expected = self.model.register(name, ModelRecord("newer" if is_newer else name, tags))
+        current = "newer" if is_newer else content
+        reply = self.run(self.rig.register(f"doc-{content}", current, *sorted(tags), tenant=tenant))
+        assert (reply.outcome is RegisterOutcome.UNCHANGED) == (expected is None)
+        assert reply.removal.num_entries == (expected or 0)
+
+    @rule(tag=st.sampled_from(["t1", "t2"]), tenant=TENANTS)
+    def invalidate_tag(self, tag: str, tenant: str) -> None:
+        names = {name for name in self.model.names_of(tag) if tenant_of(name) == tenant}
+        assert self.run(self.rig.invalidate_tag(tenant, tag)) == self.model.invalidate(names)
+        self.model.forget({name for name in names if tag in self.tags_of(name)})
+
+    def tags_of(self, name: str) -> frozenset[str]:
+        record = self.model.records.get(name)
+        return record.tags if record else frozenset()
+
+    @rule(scope=st.sampled_from(["tenant", "model", "stranger"]), tenant=TENANTS)
+    def invalidate_all(self, scope: str, tenant: str) -> None:
+        names = {f"{each}/{content}" for each in ("acme", "other", "public") for content in CONTENTS}
+        if scope == "model":
+            assert self.run(self.rig.invalidate_model("model-1")) == self.model.invalidate(names)
             return
-        cache = self.rig.cache
-        removed = self.run(cache.invalidate_tenant("acme") if scope == "tenant" else cache.invalidate_model("model-1"))
-        assert removed == self.model.invalidate(set("abcdef"))
+        tenant = tenant if scope == "tenant" else "stranger"
+        names = {name for name in names if tenant_of(name) == tenant}
+        assert self.run(self.rig.invalidate_tenant(tenant)) == self.model.invalidate(names)
+        self.model.forget(names)
 
-    @rule(worker=WORKERS, missing=st.sampled_from([0, 0, 0, 1]))
+    @rule(worker=WORKERS, missing=st.sampled_from([0, 0, 0, 0, 1, 9]))
     def heartbeat(self, worker: str, missing: int) -> None:
-        """A worker lists what it holds, now and then without one of its copies."""
+        """A worker lists what it holds, now and then without one of its copies, or after a crash without any."""
         listed = set(sorted(self.model.held_by(worker))[missing:])
-        held = self.run(self._held(worker))
-        keys = [key for name in sorted(listed) for key in sorted(self.keys.get(name, set()) & held)]
-        assert len(keys) == len(listed)
         self.model.heartbeat(worker, listed)
-        assert self.run(self.rig.beat(worker, keys)) == set()
+        assert self.run(self.rig.beat(worker, self._keys(listed))) == set()
 
-    async def _held(self, worker: str) -> set[bytes]:
-        return {key for holder, key in self.rig.receipts if holder == worker} & self._current_keys()
+    @rule()
+    def lose_memory(self) -> None:
+        """The directory starts anew without anything; what living workers hold comes back by their receipts."""
+        self.run(self.rig.directory.close())
+        receipts = self.rig.receipts
+        self.rig = create_rig(self.kind, self.redis_url, BUDGETS, self.rig.clock)
+        self.rig.receipts = receipts
+        for worker in self.model.workers:
+            assert self.run(self.rig.beat(worker, self._keys(self.model.held_by(worker)))) == set()
+        self.model.lose_memory()
 
-    def _current_keys(self) -> set[bytes]:
-        return {self.key_of(entry.ticket) for entry in self.model.entries}
+    def _keys(self, names: set[str]) -> list[bytes]:
+        return [self.key_of(entry.ticket) for entry in self.model.entries if entry.name in names]
 
     def key_of(self, ticket: ModelTicket) -> bytes:
         return next(planned.key for one, planned in self.tickets if one is ticket)
@@ -153,16 +193,22 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert usage.num_entries == len(self.model.entries)
         assert usage.num_leases == len(self.model.leases)
         assert usage.num_tickets == sum(not ticket.ended for ticket in self.model.tickets)
+        for tenant in ("acme", "other", "public"):
+            page = self.run(self.rig.documents.page(tenant, "", 100))
+            shown = [each.record.document_id for each in page.documents if each.record]
+            assert shown == sorted(f"doc-{name[-1]}" for name in self.model.records if tenant_of(name) == tenant)
         assert usage.num_workers == len(self.model.workers)
         self.run(self.rig.directory.check_integrity())
 
 
 @pytest.mark.parametrize(("kind", "examples"), [("memory", 150), ("redis", 40)])
 def test_random_histories_agree_with_the_model(kind: str, examples: int, redis_server: RedisServer) -> None:
+    """`HYPIC_STATE_MACHINE_STEPS` asks for at least this many steps of each directory."""
+    examples = max(examples, -(-int(os.environ.get("HYPIC_STATE_MACHINE_STEPS", "0")) // _STEPS))
     machine = type("Machine", (DirectoryMachine,), {"kind": kind, "redis_url": redis_server.url})
     limits = settings(
         max_examples=examples,
-        stateful_step_count=50,
+        stateful_step_count=_STEPS,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,

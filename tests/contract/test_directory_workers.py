@@ -8,15 +8,14 @@ from services.cache.domain.directory import Claim
 from services.cache.domain.receipts import ReceiptSigner
 from services.cache.domain.values import PlanOutcome, PublishOutcome
 from tests.contract.directory_rig import SECRET, Rig, create_rig
-from tests.redis_server import RedisServer
 
 HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
 
 
 @pytest.fixture
-async def reborn(rig: Rig, redis_server: RedisServer) -> AsyncIterator[Rig]:
+async def reborn(rig: Rig) -> AsyncIterator[Rig]:
     """The same service after it lost its memory: the secret, the clock and the workers' receipts remain."""
-    fresh = create_rig(rig.kind, redis_server.url, clock=rig.clock)
+    fresh = create_rig(rig.kind, rig.redis_url, clock=rig.clock)
     fresh.receipts = rig.receipts
     yield fresh
     await fresh.directory.check_integrity()
@@ -80,7 +79,7 @@ async def test_heartbeats_rebuild_a_lost_directory(rig: Rig, reborn: Rig) -> Non
     assert await reborn.beat("w1", keys) == set()
     assert await reborn.outcomes("a", "b") == [HIT, HIT]
     assert (await reborn.directory.usage()).used_bytes == 200
-    assert await reborn.cache.invalidate_document("acme", "doc-a") == 1
+    assert await reborn.invalidate_document("acme", "doc-a") == 1
     assert await reborn.beat("w1", keys) == {keys[0]}
 
 
@@ -100,18 +99,18 @@ async def test_a_receipt_from_before_an_invalidation_restores_nothing(rig: Rig, 
     (key,) = await rig.store("a")
     rig.clock.now += 20
     if scope == "tenant":
-        await rig.cache.invalidate_tenant("acme")
+        await rig.invalidate_tenant("acme")
     elif scope == "model":
-        await rig.cache.invalidate_model("model-1")
+        await rig.invalidate_model("model-1")
     else:
-        await rig.cache.invalidate_document("acme", "doc-a")
+        await rig.invalidate_document("acme", "doc-a")
     assert await rig.beat("w1", [key]) == {key}
     assert await rig.outcomes("a") == [COLD]
 
 
 async def test_a_lost_epoch_is_learnt_from_a_newer_receipt(rig: Rig, reborn: Rig) -> None:
     (old,) = await rig.store("a")
-    await rig.cache.invalidate_tenant("acme")
+    await rig.invalidate_tenant("acme")
     (new,) = await rig.store("b")
     assert await reborn.beat("w1", [old]) == set()
     waiting = (await reborn.plan("b")).entries[0]
@@ -128,7 +127,7 @@ async def test_a_restored_entry_ends_the_ticket_that_would_replace_it(rig: Rig, 
     assert await reborn.beat("w1", [key]) == set()
     assert (await reborn.publish(late, "w2")).outcome is PublishOutcome.FENCED
     assert await reborn.outcomes("a") == [HIT]
-    assert await reborn.cache.invalidate_document("acme", "second name") == 1
+    assert await reborn.invalidate_document("acme", "second name") == 1
 
 
 async def test_other_bytes_of_a_published_key_are_dropped(rig: Rig) -> None:
@@ -163,7 +162,7 @@ async def test_a_copy_marked_between_heartbeat_and_restore_is_refused(rig: Rig) 
 async def test_an_invalidation_after_a_lost_memory_beats_older_receipts(rig: Rig, reborn: Rig) -> None:
     (key,) = await rig.store("a")
     rig.clock.now += 1
-    assert await reborn.cache.invalidate_document("acme", "doc-a") == 0
+    assert await reborn.invalidate_document("acme", "doc-a") == 0
     assert await reborn.beat("w1", [key]) == {key}
     assert await reborn.outcomes("a") == [COLD]
 
@@ -179,5 +178,5 @@ async def test_a_worker_with_hundreds_of_copies(rig: Rig, reborn: Rig) -> None:
     keys = await rig.store(*(f"many-{number}" for number in range(900)), size=1)
     assert await reborn.beat("w1", keys) == set()
     assert (await reborn.directory.usage()).num_entries == 900
-    assert await reborn.cache.invalidate_tenant("acme") == 900
+    assert await reborn.invalidate_tenant("acme") == 900
     assert await reborn.beat("w1", keys) == set(keys)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from services.cache.adapters.redis_directory import RedisDirectory
+from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
 from services.cache.domain.cache import SegmentCache
+from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import DirectoryUnavailableError
 from services.cache.domain.values import PlanOutcome
 from tests.contract.directory_rig import LIMITS, SECRET, Rig, create_rig
@@ -68,9 +69,11 @@ async def test_replicas_share_one_directory_on_the_servers_clock(redis_server: R
     prefix = f"test-{secrets.token_hex(6)}"
     rigs = []
     for _ in range(2):
-        directory = RedisDirectory(redis_server.url, prefix, LIMITS)
+        directory = RedisDirectory(RedisAddress(redis_server.url, prefix), LIMITS)
         rig = create_rig("memory", "")
-        rigs.append(Rig("redis", rig.clock, directory, SegmentCache(directory, SECRET)))
+        rigs.append(
+            Rig("redis", rig.clock, directory, SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET))
+        )
     await rigs[0].beat("w1")
     plans = await asyncio.gather(*(rig.plan("a") for rig in rigs for _ in range(20)))
     cold = [reply.entries[0] for reply in plans if reply.entries[0].outcome is PlanOutcome.COLD]

@@ -55,6 +55,8 @@ class _PlanOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PlanOutco
     """Absent; this request owns the ticket to compute and publish it."""
     PLAN_OUTCOME_PENDING: _PlanOutcome.ValueType  # 3
     """Absent; another request owns the ticket."""
+    PLAN_OUTCOME_SUPERSEDED: _PlanOutcome.ValueType  # 4
+    """Another text is registered under one of the entry's document ids: neither reused nor stored."""
 
 class PlanOutcome(_PlanOutcome, metaclass=_PlanOutcomeEnumTypeWrapper): ...
 
@@ -65,6 +67,8 @@ PLAN_OUTCOME_COLD: PlanOutcome.ValueType  # 2
 """Absent; this request owns the ticket to compute and publish it."""
 PLAN_OUTCOME_PENDING: PlanOutcome.ValueType  # 3
 """Absent; another request owns the ticket."""
+PLAN_OUTCOME_SUPERSEDED: PlanOutcome.ValueType  # 4
+"""Another text is registered under one of the entry's document ids: neither reused nor stored."""
 Global___PlanOutcome: _TypeAlias = PlanOutcome  # noqa: Y015
 
 class _PublishOutcome:
@@ -94,6 +98,27 @@ PUBLISH_OUTCOME_INVALIDATED: PublishOutcome.ValueType  # 4
 """Invalidated while it was being computed; the caller drops its copy."""
 Global___PublishOutcome: _TypeAlias = PublishOutcome  # noqa: Y015
 
+class _RegisterOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RegisterOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RegisterOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REGISTER_OUTCOME_UNSPECIFIED: _RegisterOutcome.ValueType  # 0
+    REGISTER_OUTCOME_CREATED: _RegisterOutcome.ValueType  # 1
+    REGISTER_OUTCOME_REPLACED: _RegisterOutcome.ValueType  # 2
+    REGISTER_OUTCOME_UNCHANGED: _RegisterOutcome.ValueType  # 3
+    """The same title, text and tags were registered already."""
+
+class RegisterOutcome(_RegisterOutcome, metaclass=_RegisterOutcomeEnumTypeWrapper): ...
+
+REGISTER_OUTCOME_UNSPECIFIED: RegisterOutcome.ValueType  # 0
+REGISTER_OUTCOME_CREATED: RegisterOutcome.ValueType  # 1
+REGISTER_OUTCOME_REPLACED: RegisterOutcome.ValueType  # 2
+REGISTER_OUTCOME_UNCHANGED: RegisterOutcome.ValueType  # 3
+"""The same title, text and tags were registered already."""
+Global___RegisterOutcome: _TypeAlias = RegisterOutcome  # noqa: Y015
+
 @_typing.final
 class Namespace(_message.Message):
     """The namespace of a request. The router authenticates; the cache service derives stored keys."""
@@ -102,22 +127,51 @@ class Namespace(_message.Message):
 
     TENANT_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     salt: _builtins.str
     """`cache_salt` of the request; empty when none was given."""
+    budget_bytes: _builtins.int
+    """Bytes that copies of the tenant may hold; 0 leaves it to the cache service's own setting."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         salt: _builtins.str = ...,
+        budget_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["salt", b"salt", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "salt", b"salt", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Namespace: _TypeAlias = Namespace  # noqa: Y015
+
+@_typing.final
+class DocumentRef(_message.Message):
+    """A document whose text stands in an entry."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    digest: _builtins.bytes
+    """32 bytes: BLAKE3 over title and text."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DocumentRef: _TypeAlias = DocumentRef  # noqa: Y015
 
 @_typing.final
 class PlanEntry(_message.Message):
@@ -126,24 +180,26 @@ class PlanEntry(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     CONTENT_HASH_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
-    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
     kind: Global___EntryKind.ValueType
     content_hash: _builtins.bytes
     """32 bytes. Segment: BLAKE3 of profile digest and token ids. Prefix: hash chain over parts."""
     num_tokens: _builtins.int
-    document_id: _builtins.str
-    """The client's document id; empty when it gave none."""
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___DocumentRef]:
+        """Every document with an id whose text stands in the entry: it falls with any of them."""
+
     def __init__(
         self,
         *,
         kind: Global___EntryKind.ValueType = ...,
         content_hash: _builtins.bytes = ...,
         num_tokens: _builtins.int = ...,
-        document_id: _builtins.str = ...,
+        documents: _abc.Iterable[Global___DocumentRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_hash", b"content_hash", "document_id", b"document_id", "kind", b"kind", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_hash", b"content_hash", "documents", b"documents", "kind", b"kind", "num_tokens", b"num_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -446,12 +502,15 @@ class InvalidateRequest(_message.Message):
     DOCUMENT_ID_FIELD_NUMBER: _builtins.int
     WHOLE_TENANT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
     document_id: _builtins.str
     """One stored document of the namespace's tenant (every salt)."""
     whole_tenant: _builtins.bool
     """Everything of the namespace's tenant."""
     model: _builtins.str
     """Everything computed by a model revision, of every tenant."""
+    tag: _builtins.str
+    """Every document of the namespace's tenant that was registered with this tag."""
     @_builtins.property
     def namespace(self) -> Global___Namespace: ...
     def __init__(
@@ -461,35 +520,331 @@ class InvalidateRequest(_message.Message):
         document_id: _builtins.str = ...,
         whole_tenant: _builtins.bool = ...,
         model: _builtins.str = ...,
+        tag: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "model", b"model", "namespace", b"namespace", "scope", b"scope", "whole_tenant", b"whole_tenant"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "model", b"model", "namespace", b"namespace", "scope", b"scope", "tag", b"tag", "whole_tenant", b"whole_tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "model", b"model", "namespace", b"namespace", "scope", b"scope", "whole_tenant", b"whole_tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "model", b"model", "namespace", b"namespace", "scope", b"scope", "tag", b"tag", "whole_tenant", b"whole_tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["document_id", "whole_tenant", "model"]  # noqa: Y015
+    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["document_id", "whole_tenant", "model", "tag"]  # noqa: Y015
     _WhichOneofArgType_scope: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_scope) -> _WhichOneofReturnType_scope | None: ...
 
 Global___InvalidateRequest: _TypeAlias = InvalidateRequest  # noqa: Y015
 
 @_typing.final
+class RemovedCopies(_message.Message):
+    """Copies of one worker and tier that an invalidation took out of the directory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    NUM_ENTRIES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    tier: _builtins.str
+    num_entries: _builtins.int
+    size_bytes: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """At most 4,096; the worker learns of all with its next heartbeat."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        tier: _builtins.str = ...,
+        num_entries: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "num_entries", b"num_entries", "size_bytes", b"size_bytes", "tier", b"tier", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemovedCopies: _TypeAlias = RemovedCopies  # noqa: Y015
+
+@_typing.final
 class InvalidateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_ENTRIES_FIELD_NUMBER: _builtins.int
+    NUM_DOCUMENTS_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     num_entries: _builtins.int
+    num_documents: _builtins.int
+    """Registered documents that are no longer known."""
+    @_builtins.property
+    def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___RemovedCopies]: ...
     def __init__(
         self,
         *,
         num_entries: _builtins.int = ...,
+        num_documents: _builtins.int = ...,
+        copies: _abc.Iterable[Global___RemovedCopies] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_entries", b"num_entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies", b"copies", "num_documents", b"num_documents", "num_entries", b"num_entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InvalidateResponse: _TypeAlias = InvalidateResponse  # noqa: Y015
+
+@_typing.final
+class RegisterDocumentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    title: _builtins.str
+    num_tokens: _builtins.int
+    @_builtins.property
+    def namespace(self) -> Global___Namespace: ...
+    @_builtins.property
+    def document(self) -> Global___DocumentRef: ...
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        namespace: Global___Namespace | None = ...,
+        document: Global___DocumentRef | None = ...,
+        title: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "namespace", b"namespace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "namespace", b"namespace", "num_tokens", b"num_tokens", "tags", b"tags", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterDocumentRequest: _TypeAlias = RegisterDocumentRequest  # noqa: Y015
+
+@_typing.final
+class RegisterDocumentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    outcome: Global___RegisterOutcome.ValueType
+    version: _builtins.int
+    """Grows with every replacement."""
+    @_builtins.property
+    def removed(self) -> Global___InvalidateResponse: ...
+    def __init__(
+        self,
+        *,
+        outcome: Global___RegisterOutcome.ValueType = ...,
+        version: _builtins.int = ...,
+        removed: Global___InvalidateResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["removed", b"removed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "removed", b"removed", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterDocumentResponse: _TypeAlias = RegisterDocumentResponse  # noqa: Y015
+
+@_typing.final
+class RegisteredDocument(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    title: _builtins.str
+    num_tokens: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def document(self) -> Global___DocumentRef: ...
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        document: Global___DocumentRef | None = ...,
+        title: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+        num_tokens: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "num_tokens", b"num_tokens", "tags", b"tags", "title", b"title", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisteredDocument: _TypeAlias = RegisteredDocument  # noqa: Y015
+
+@_typing.final
+class StoredState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_DIGEST_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
+    key_digest: _builtins.bytes
+    """A digest of the stored key, which itself stays between the services."""
+    kind: Global___EntryKind.ValueType
+    num_tokens: _builtins.int
+    size_bytes: _builtins.int
+    """Of one copy."""
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holder]: ...
+    def __init__(
+        self,
+        *,
+        key_digest: _builtins.bytes = ...,
+        kind: Global___EntryKind.ValueType = ...,
+        num_tokens: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        holders: _abc.Iterable[Global___Holder] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holders", b"holders", "key_digest", b"key_digest", "kind", b"kind", "num_tokens", b"num_tokens", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredState: _TypeAlias = StoredState  # noqa: Y015
+
+@_typing.final
+class DocumentDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGISTERED_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def registered(self) -> Global___RegisteredDocument:
+        """Absent for a document that requests named without registering it."""
+
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredState]:
+        """Its own states, and snapshots that it stands in."""
+
+    def __init__(
+        self,
+        *,
+        registered: Global___RegisteredDocument | None = ...,
+        states: _abc.Iterable[Global___StoredState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["registered", b"registered"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["registered", b"registered", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DocumentDescription: _TypeAlias = DocumentDescription  # noqa: Y015
+
+@_typing.final
+class DescribeDocumentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    document_id: _builtins.str
+    @_builtins.property
+    def namespace(self) -> Global___Namespace: ...
+    def __init__(
+        self,
+        *,
+        namespace: Global___Namespace | None = ...,
+        document_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeDocumentRequest: _TypeAlias = DescribeDocumentRequest  # noqa: Y015
+
+@_typing.final
+class DescribeDocumentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def document(self) -> Global___DocumentDescription:
+        """Absent when nothing is known of the document."""
+
+    def __init__(
+        self,
+        *,
+        document: Global___DocumentDescription | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeDocumentResponse: _TypeAlias = DescribeDocumentResponse  # noqa: Y015
+
+@_typing.final
+class ListDocumentsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    after: _builtins.str
+    """The page starts behind this id."""
+    limit: _builtins.int
+    @_builtins.property
+    def namespace(self) -> Global___Namespace: ...
+    def __init__(
+        self,
+        *,
+        namespace: Global___Namespace | None = ...,
+        after: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDocumentsRequest: _TypeAlias = ListDocumentsRequest  # noqa: Y015
+
+@_typing.final
+class ListDocumentsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    has_more: _builtins.bool
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___DocumentDescription]: ...
+    def __init__(
+        self,
+        *,
+        documents: _abc.Iterable[Global___DocumentDescription] | None = ...,
+        has_more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "has_more", b"has_more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDocumentsResponse: _TypeAlias = ListDocumentsResponse  # noqa: Y015
 
 @_typing.final
 class WorkerLoad(_message.Message):

@@ -59,6 +59,21 @@ class CacheServiceStub:
                 request_serializer=hypic_dot_v1_dot_cache__pb2.InvalidateRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_cache__pb2.InvalidateResponse.FromString,
                 _registered_method=True)
+        self.RegisterDocument = channel.unary_unary(
+                '/hypic.v1.CacheService/RegisterDocument',
+                request_serializer=hypic_dot_v1_dot_cache__pb2.RegisterDocumentRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_cache__pb2.RegisterDocumentResponse.FromString,
+                _registered_method=True)
+        self.DescribeDocument = channel.unary_unary(
+                '/hypic.v1.CacheService/DescribeDocument',
+                request_serializer=hypic_dot_v1_dot_cache__pb2.DescribeDocumentRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_cache__pb2.DescribeDocumentResponse.FromString,
+                _registered_method=True)
+        self.ListDocuments = channel.unary_unary(
+                '/hypic.v1.CacheService/ListDocuments',
+                request_serializer=hypic_dot_v1_dot_cache__pb2.ListDocumentsRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_cache__pb2.ListDocumentsResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/hypic.v1.CacheService/Heartbeat',
                 request_serializer=hypic_dot_v1_dot_cache__pb2.HeartbeatRequest.SerializeToString,
@@ -105,6 +120,27 @@ class CacheServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RegisterDocument(self, request, context):
+        """Makes one text the current one of a document id; whatever was stored under the id for another text falls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeDocument(self, request, context):
+        """One document and what is stored of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDocuments(self, request, context):
+        """Registered documents of a tenant in the order of their ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """A worker's sign of life: identity, residency changes, load. The answer names copies to drop.
         """
@@ -139,6 +175,21 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.Invalidate,
                     request_deserializer=hypic_dot_v1_dot_cache__pb2.InvalidateRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_cache__pb2.InvalidateResponse.SerializeToString,
+            ),
+            'RegisterDocument': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterDocument,
+                    request_deserializer=hypic_dot_v1_dot_cache__pb2.RegisterDocumentRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_cache__pb2.RegisterDocumentResponse.SerializeToString,
+            ),
+            'DescribeDocument': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeDocument,
+                    request_deserializer=hypic_dot_v1_dot_cache__pb2.DescribeDocumentRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_cache__pb2.DescribeDocumentResponse.SerializeToString,
+            ),
+            'ListDocuments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDocuments,
+                    request_deserializer=hypic_dot_v1_dot_cache__pb2.ListDocumentsRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_cache__pb2.ListDocumentsResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -281,6 +332,87 @@ class CacheService:
             '/hypic.v1.CacheService/Invalidate',
             hypic_dot_v1_dot_cache__pb2.InvalidateRequest.SerializeToString,
             hypic_dot_v1_dot_cache__pb2.InvalidateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterDocument(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.CacheService/RegisterDocument',
+            hypic_dot_v1_dot_cache__pb2.RegisterDocumentRequest.SerializeToString,
+            hypic_dot_v1_dot_cache__pb2.RegisterDocumentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeDocument(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.CacheService/DescribeDocument',
+            hypic_dot_v1_dot_cache__pb2.DescribeDocumentRequest.SerializeToString,
+            hypic_dot_v1_dot_cache__pb2.DescribeDocumentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDocuments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.CacheService/ListDocuments',
+            hypic_dot_v1_dot_cache__pb2.ListDocumentsRequest.SerializeToString,
+            hypic_dot_v1_dot_cache__pb2.ListDocumentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,12 @@ class CacheServiceStub:
     """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused."""
     Invalidate: _grpc.UnaryUnaryMultiCallable[_cache_pb2.InvalidateRequest, _cache_pb2.InvalidateResponse]
     """Unreachable for every plan made after this returns."""
+    RegisterDocument: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RegisterDocumentRequest, _cache_pb2.RegisterDocumentResponse]
+    """Makes one text the current one of a document id; whatever was stored under the id for another text falls."""
+    DescribeDocument: _grpc.UnaryUnaryMultiCallable[_cache_pb2.DescribeDocumentRequest, _cache_pb2.DescribeDocumentResponse]
+    """One document and what is stored of it."""
+    ListDocuments: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ListDocumentsRequest, _cache_pb2.ListDocumentsResponse]
+    """Registered documents of a tenant in the order of their ids."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_cache_pb2.HeartbeatRequest, _cache_pb2.HeartbeatResponse]
     """A worker's sign of life: identity, residency changes, load. The answer names copies to drop."""
 
@@ -63,6 +69,12 @@ class CacheServiceAsyncStub(CacheServiceStub):
     """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused."""
     Invalidate: _aio.UnaryUnaryMultiCallable[_cache_pb2.InvalidateRequest, _cache_pb2.InvalidateResponse]  # type: ignore[assignment]
     """Unreachable for every plan made after this returns."""
+    RegisterDocument: _aio.UnaryUnaryMultiCallable[_cache_pb2.RegisterDocumentRequest, _cache_pb2.RegisterDocumentResponse]  # type: ignore[assignment]
+    """Makes one text the current one of a document id; whatever was stored under the id for another text falls."""
+    DescribeDocument: _aio.UnaryUnaryMultiCallable[_cache_pb2.DescribeDocumentRequest, _cache_pb2.DescribeDocumentResponse]  # type: ignore[assignment]
+    """One document and what is stored of it."""
+    ListDocuments: _aio.UnaryUnaryMultiCallable[_cache_pb2.ListDocumentsRequest, _cache_pb2.ListDocumentsResponse]  # type: ignore[assignment]
+    """Registered documents of a tenant in the order of their ids."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_cache_pb2.HeartbeatRequest, _cache_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """A worker's sign of life: identity, residency changes, load. The answer names copies to drop."""
 
@@ -108,6 +120,30 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.InvalidateResponse, _abc.Awaitable[_cache_pb2.InvalidateResponse]]:
         """Unreachable for every plan made after this returns."""
+
+    @_abc_1.abstractmethod
+    def RegisterDocument(
+        self,
+        request: _cache_pb2.RegisterDocumentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.RegisterDocumentResponse, _abc.Awaitable[_cache_pb2.RegisterDocumentResponse]]:
+        """Makes one text the current one of a document id; whatever was stored under the id for another text falls."""
+
+    @_abc_1.abstractmethod
+    def DescribeDocument(
+        self,
+        request: _cache_pb2.DescribeDocumentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.DescribeDocumentResponse, _abc.Awaitable[_cache_pb2.DescribeDocumentResponse]]:
+        """One document and what is stored of it."""
+
+    @_abc_1.abstractmethod
+    def ListDocuments(
+        self,
+        request: _cache_pb2.ListDocumentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.ListDocumentsResponse, _abc.Awaitable[_cache_pb2.ListDocumentsResponse]]:
+        """Registered documents of a tenant in the order of their ids."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

@@ -5,7 +5,8 @@ holders' next heartbeat can therefore be forgotten; deployments that depend on i
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -20,13 +21,26 @@ from services.cache.domain.directory import (
     PlanReply,
     PublishOrder,
     PublishReply,
+    RegisterOrder,
+    RegisterReply,
     Ticket,
     Usage,
     Wanted,
 )
 from services.cache.domain.errors import StaleEpochsError, UnknownLeaseError, UnknownWorkerError
 from services.cache.domain.integrity import require_integrity
-from services.cache.domain.values import EntryRecord, Epochs, Holder, Limits, PlanOutcome, PublishOutcome, Scopes
+from services.cache.domain.values import (
+    DocumentRecord,
+    EntryRecord,
+    Holder,
+    Limits,
+    PlanOutcome,
+    PublishOutcome,
+    RegisterOutcome,
+    Removal,
+    Scopes,
+    StoredState,
+)
 
 __all__ = ["MemoryDirectory"]
 
@@ -40,39 +54,52 @@ class MemoryDirectory(Directory):
         self._tables = Tables(limits)
 
     @override
-    async def epochs(self, tenant: str, model: str) -> Epochs:
-        return self._tables.current_epochs(tenant, model)
+    async def epochs(self, scopes: Sequence[str]) -> Mapping[str, int]:
+        return {scope: self._tables.epochs.get(scope, 0) for scope in scopes}
 
     @override
     async def plan(self, order: PlanOrder) -> PlanReply:
         tables = self._swept()
-        current = tables.current_epochs(order.tenant, order.model)
+        current = {scope: tables.epochs.get(scope, 0) for scope in order.epochs}
         if current != order.epochs:
             raise StaleEpochsError(current)
         if order.extends and order.lease_id not in tables.leases:
             raise UnknownLeaseError(order.lease_id)
         lease = tables.leases.setdefault(order.lease_id, Lease(0.0))
         lease.expires_at = max(lease.expires_at, tables.now + order.lease_seconds)
+        if order.budget_bytes:
+            tables.budgets[order.tenant] = order.budget_bytes
         return PlanReply(order.lease_id, tuple(self._plan_one(order, wanted) for wanted in order.wanted))
 
     def _plan_one(self, order: PlanOrder, wanted: Wanted) -> PlannedEntry:
         tables = self._tables
+        if any(tables.documents.is_superseded(each) for each in wanted.documents):
+            return PlannedEntry(PlanOutcome.SUPERSEDED, wanted.key)
+        if wanted.key not in tables.entries and wanted.public_key in tables.entries:
+            return self._hit(order, wanted.public_key)
         if wanted.key not in tables.entries and wanted.key not in tables.ticket_of:
             self._give_ticket(order, wanted)
-        for scope in (order.tenant, order.model, wanted.document):
-            if scope is not None:
+        for scope in (order.tenant, order.model):
+            tables.link(wanted.key, scope)
+        for document in wanted.documents:
+            for scope in (document.scope, *tables.documents.tags(document.scope)):
                 tables.link(wanted.key, scope)
-        entry = tables.entries.get(wanted.key)
-        if entry:
-            entry.used_at = tables.now
-            tables.lease_entry(order.lease_id, wanted.key)
-            return PlannedEntry(PlanOutcome.HIT, wanted.key, self._holders(entry))
-        ticket_id = tables.ticket_of[wanted.key]
+        return self._hit(order, wanted.key) if wanted.key in tables.entries else self._ticketed(order, wanted.key)
+
+    def _hit(self, order: PlanOrder, key: bytes) -> PlannedEntry:
+        entry = self._tables.entries[key]
+        entry.used_at = self._tables.now
+        self._tables.lease_entry(order.lease_id, key)
+        return PlannedEntry(PlanOutcome.HIT, key, self._holders(entry))
+
+    def _ticketed(self, order: PlanOrder, key: bytes) -> PlannedEntry:
+        tables = self._tables
+        ticket_id = tables.ticket_of[key]
         ticket = tables.tickets[ticket_id]
         remaining = ticket.expires_at - tables.now
         if ticket.lease_id == order.lease_id:
-            return PlannedEntry(PlanOutcome.COLD, wanted.key, ticket=Ticket(ticket_id, ticket.fence, remaining))
-        return PlannedEntry(PlanOutcome.PENDING, wanted.key, owner_expires_in_seconds=remaining)
+            return PlannedEntry(PlanOutcome.COLD, key, ticket=Ticket(ticket_id, ticket.fence, remaining))
+        return PlannedEntry(PlanOutcome.PENDING, key, owner_expires_in_seconds=remaining)
 
     def _give_ticket(self, order: PlanOrder, wanted: Wanted) -> None:
         tables = self._tables
@@ -125,14 +152,14 @@ class MemoryDirectory(Directory):
             raise UnknownWorkerError(order.worker_id)
         if entry and order.worker_id in entry.tiers:
             return PublishReply(PublishOutcome.ACCEPTED, record=self._record(order.key))
-        victims = tables.victims(entry.size_bytes if entry else order.size_bytes, order.key)
+        size_bytes = entry.size_bytes if entry else order.size_bytes
+        victims = tables.victims(tables.tenant_of(order.key), size_bytes, order.key)
         if victims is None:
             if not entry:
                 tables.end_ticket(order.ticket_id)
             return PublishReply(PublishOutcome.OVER_BUDGET)
         drop_keys = tuple(key for key in victims if order.worker_id in tables.entries[key].tiers)
-        for key in victims:
-            tables.remove_entry(key)
+        tables.evict(victims)
         if not entry:
             self._accept(order)
         tables.add_copy(order.key, order.worker_id, order.tier)
@@ -143,14 +170,20 @@ class MemoryDirectory(Directory):
         del tables.ticket_of[order.key]
         ticket = tables.forget_ticket(order.ticket_id)
         tables.entries[order.key] = Entry(
-            ticket.kind, ticket.num_tokens, order.size_bytes, ticket.fence, order.ticket_id, tables.now
+            ticket.kind,
+            tables.tenant_of(order.key),
+            ticket.num_tokens,
+            order.size_bytes,
+            ticket.fence,
+            order.ticket_id,
+            tables.now,
         )
         if ticket.lease_id in tables.leases:
             tables.lease_entry(ticket.lease_id, order.key)
 
     def _record(self, key: bytes) -> EntryRecord:
         entry, names = self._tables.entries[key], self._tables.scopes_of[key]
-        tenant = next(name for name in names if name.startswith("tenant:"))
+        tenant = entry.tenant
         model = next(name for name in names if name.startswith("model:"))
         return EntryRecord(
             key=key,
@@ -164,9 +197,46 @@ class MemoryDirectory(Directory):
         )
 
     @override
-    async def invalidate(self, scope: str) -> int:
+    async def invalidate(self, scope: str) -> Removal:
         tables = self._swept()
         return tables.remove_scope(scope, tables.next_sequence())
+
+    @override
+    async def register(self, order: RegisterOrder) -> RegisterReply:
+        tables = self._swept()
+        known = tables.documents.find(order.scope)
+        if known and replace(order.record, version=known.version, num_tokens=known.num_tokens) == known:
+            return RegisterReply(RegisterOutcome.UNCHANGED, known.version, Removal())
+        version = tables.next_sequence()
+        removal = tables.remove_scope(order.scope, version)
+        tables.documents.put(replace(order, record=replace(order.record, version=version)))
+        return RegisterReply(RegisterOutcome.REPLACED if known else RegisterOutcome.CREATED, version, removal)
+
+    @override
+    async def find_document(self, scope: str) -> DocumentRecord | None:
+        return self._tables.documents.find(scope)
+
+    @override
+    async def list_documents(self, tenant: str, after: str, limit: int) -> tuple[DocumentRecord, ...]:
+        return self._tables.documents.page(tenant, after, limit)
+
+    @override
+    async def states(self, scope: str) -> tuple[StoredState, ...]:
+        tables = self._swept()
+        keys = sorted(key for key in tables.keys_of_scope.get(scope, ()) if key in tables.entries)
+        found = ((key, tables.entries[key]) for key in keys)
+        return tuple(
+            StoredState(key, entry.kind, entry.num_tokens, entry.size_bytes, self._holders(entry))
+            for key, entry in found
+        )
+
+    @override
+    async def reconcile(self) -> int:
+        tables = self._swept()
+        num_before = len(tables.entries)
+        for tenant in sorted(tables.tenant_bytes):
+            tables.evict(tables.excess(tenant))
+        return num_before - len(tables.entries)
 
     @override
     async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
@@ -210,14 +280,20 @@ class MemoryDirectory(Directory):
             return False
         if entry and worker_id in entry.tiers:
             return True
-        if tables.used_bytes + record.size_bytes > self._limits.budget_bytes:
+        if not tables.has_room(record.scopes.tenant, record.size_bytes):
             return False
         if record.key in tables.ticket_of:
             # The key stays occupied, so it goes on falling with the documents of the plans that waited for it.
             tables.forget_ticket(tables.ticket_of.pop(record.key))
         if not entry:
             tables.entries[record.key] = Entry(
-                record.kind, record.num_tokens, record.size_bytes, record.fence, record.ticket_id, tables.now
+                record.kind,
+                record.scopes.tenant,
+                record.num_tokens,
+                record.size_bytes,
+                record.fence,
+                record.ticket_id,
+                tables.now,
             )
         for scope in (record.scopes.tenant, record.scopes.model, *record.scopes.documents):
             tables.link(record.key, scope)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hypic.v1 import cache_pb2 as pb
 
-from services.cache.domain.cache import PartEntry, PlanRequest, PublishResult, ResidentCopy
+from services.cache.domain.cache import NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy
 from services.cache.domain.directory import PlannedEntry, PlanReply, PublishOrder
 from services.cache.domain.errors import (
     CacheError,
@@ -15,7 +15,7 @@ from services.cache.domain.errors import (
     UnknownLeaseError,
     UnknownWorkerError,
 )
-from services.cache.domain.values import EntryKind, Namespace, PlanOutcome, PublishOutcome
+from services.cache.domain.values import EntryKind, Holder, Namespace, PlanOutcome, PublishOutcome
 from services.common.errors import (
     ConflictError,
     HypicError,
@@ -27,6 +27,8 @@ from services.common.errors import (
 )
 
 __all__ = [
+    "ENTRY_KINDS",
+    "holder_message",
     "plan_message",
     "plan_request",
     "publish_message",
@@ -39,10 +41,12 @@ _KINDS: Mapping[pb.EntryKind.ValueType, EntryKind] = {
     pb.ENTRY_KIND_SEGMENT: EntryKind.SEGMENT,
     pb.ENTRY_KIND_PREFIX: EntryKind.PREFIX,
 }
+ENTRY_KINDS: Mapping[EntryKind, pb.EntryKind.ValueType] = {kind: value for value, kind in _KINDS.items()}
 _PLAN_OUTCOMES: Mapping[PlanOutcome, pb.PlanOutcome.ValueType] = {
     PlanOutcome.HIT: pb.PLAN_OUTCOME_HIT,
     PlanOutcome.COLD: pb.PLAN_OUTCOME_COLD,
     PlanOutcome.PENDING: pb.PLAN_OUTCOME_PENDING,
+    PlanOutcome.SUPERSEDED: pb.PLAN_OUTCOME_SUPERSEDED,
 }
 _PUBLISH_OUTCOMES: Mapping[PublishOutcome, pb.PublishOutcome.ValueType] = {
     PublishOutcome.ACCEPTED: pb.PUBLISH_OUTCOME_ACCEPTED,
@@ -68,7 +72,7 @@ def wire_error(error: CacheError) -> HypicError:
 def plan_request(message: pb.PlanRequest) -> PlanRequest:
     """Raises `InvalidOrderError` for an entry without a kind."""
     return PlanRequest(
-        namespace=Namespace(message.namespace.tenant, message.namespace.salt),
+        namespace=Namespace(message.namespace.tenant, message.namespace.salt, message.namespace.budget_bytes),
         model=message.model,
         profile_digest=message.profile_digest,
         entries=tuple(_part_entry(index, entry) for index, entry in enumerate(message.entries)),
@@ -81,7 +85,8 @@ def _part_entry(index: int, message: pb.PlanEntry) -> PartEntry:
     kind = _KINDS.get(message.kind)
     if kind is None:
         raise InvalidOrderError(f"entries[{index}].kind: must be segment or prefix")
-    return PartEntry(kind, message.content_hash, message.num_tokens, message.document_id)
+    documents = tuple(NamedDocument(each.id, each.digest) for each in message.documents)
+    return PartEntry(kind, message.content_hash, message.num_tokens, documents)
 
 
 def plan_message(reply: PlanReply) -> pb.PlanResponse:
@@ -93,9 +98,7 @@ def _planned_message(entry: PlannedEntry) -> pb.PlannedEntry:
     message = pb.PlannedEntry(
         outcome=_PLAN_OUTCOMES[entry.outcome],
         key=entry.key,
-        holders=[
-            pb.Holder(worker_id=holder.worker_id, address=holder.address, tier=holder.tier) for holder in entry.holders
-        ],
+        holders=map(holder_message, entry.holders),
         owner_expires_in_seconds=entry.owner_expires_in_seconds,
     )
     if entry.ticket:
@@ -103,6 +106,11 @@ def _planned_message(entry: PlannedEntry) -> pb.PlannedEntry:
         message.ticket.fence = entry.ticket.fence
         message.ticket.expires_in_seconds = entry.ticket.expires_in_seconds
     return message
+
+
+def holder_message(holder: Holder) -> pb.Holder:
+    """A worker that holds a copy."""
+    return pb.Holder(worker_id=holder.worker_id, address=holder.address, tier=holder.tier)
 
 
 def publish_order(message: pb.PublishRequest) -> PublishOrder:

@@ -1,6 +1,6 @@
 """Metrics as a decorator around the directory's port, so that the adapters hold only storage."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from typing_extensions import override
@@ -14,9 +14,11 @@ from services.cache.domain.directory import (
     PlanReply,
     PublishOrder,
     PublishReply,
+    RegisterOrder,
+    RegisterReply,
     Usage,
 )
-from services.cache.domain.values import Epochs
+from services.cache.domain.values import DocumentRecord, Removal, StoredState
 
 __all__ = ["MeteredDirectory"]
 
@@ -39,6 +41,9 @@ class MeteredDirectory(Directory):
         self._invalidated = Counter(
             "hypic_cache_invalidated_entries_total", "Entries removed by invalidations.", registry=registry
         )
+        self._registrations = Counter(
+            "hypic_cache_registrations_total", "Registrations of documents.", ("outcome",), registry=registry
+        )
         self._restored = Counter(
             "hypic_cache_restores_total", "Receipts presented after a loss.", ("outcome",), registry=registry
         )
@@ -49,8 +54,8 @@ class MeteredDirectory(Directory):
         self._workers = Gauge("hypic_cache_workers", "Workers with a live heartbeat.", registry=registry)
 
     @override
-    async def epochs(self, tenant: str, model: str) -> Epochs:
-        return await self._directory.epochs(tenant, model)
+    async def epochs(self, scopes: Sequence[str]) -> Mapping[str, int]:
+        return await self._directory.epochs(scopes)
 
     @override
     async def plan(self, order: PlanOrder) -> PlanReply:
@@ -76,10 +81,35 @@ class MeteredDirectory(Directory):
         return reply
 
     @override
-    async def invalidate(self, scope: str) -> int:
-        removed = await self._directory.invalidate(scope)
-        self._invalidated.inc(removed)
-        return removed
+    async def invalidate(self, scope: str) -> Removal:
+        removal = await self._directory.invalidate(scope)
+        self._invalidated.inc(removal.num_entries)
+        return removal
+
+    @override
+    async def register(self, order: RegisterOrder) -> RegisterReply:
+        reply = await self._directory.register(order)
+        self._registrations.labels(reply.outcome.value).inc()
+        self._invalidated.inc(reply.removal.num_entries)
+        return reply
+
+    @override
+    async def find_document(self, scope: str) -> DocumentRecord | None:
+        return await self._directory.find_document(scope)
+
+    @override
+    async def list_documents(self, tenant: str, after: str, limit: int) -> tuple[DocumentRecord, ...]:
+        return await self._directory.list_documents(tenant, after, limit)
+
+    @override
+    async def states(self, scope: str) -> tuple[StoredState, ...]:
+        return await self._directory.states(scope)
+
+    @override
+    async def reconcile(self) -> int:
+        evicted = await self._directory.reconcile()
+        self._evictions.inc(evicted)
+        return evicted
 
     @override
     async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:

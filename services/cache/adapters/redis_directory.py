@@ -5,10 +5,11 @@ one slot of a cluster. The instance must not evict (`maxmemory-policy noeviction
 """
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import redis.asyncio
@@ -18,18 +19,19 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from typing_extensions import override
 
+from services.cache.adapters import redis_codec as codec
 from services.cache.adapters.redis_snapshot import read_snapshot
 from services.cache.domain.directory import (
     Claim,
     Copy,
     Directory,
     HeartbeatReply,
-    PlannedEntry,
     PlanOrder,
     PlanReply,
     PublishOrder,
     PublishReply,
-    Ticket,
+    RegisterOrder,
+    RegisterReply,
     Usage,
 )
 from services.cache.domain.errors import (
@@ -40,38 +42,54 @@ from services.cache.domain.errors import (
 )
 from services.cache.domain.integrity import require_integrity
 from services.cache.domain.values import (
-    EntryKind,
-    EntryRecord,
-    Epochs,
-    Holder,
+    DocumentRecord,
     Limits,
-    PlanOutcome,
     PublishOutcome,
-    Scopes,
+    RegisterOutcome,
+    Removal,
+    StoredState,
 )
 
-__all__ = ["RedisDirectory"]
+__all__ = ["RedisAddress", "RedisDirectory"]
 
-_SCRIPTS = ("epochs", "plan", "renew", "release", "publish", "invalidate", "heartbeat", "restore", "usage")
+_SCRIPTS = (
+    "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "documents", "states", "heartbeat",
+    "restore", "reconcile", "usage",
+)  # fmt: skip
 _TIMEOUT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """Where Redis is, and who comes. The user needs no key outside `{prefix}:*`.
+
+    `ca_file`: certificates that sign the server's, with a `rediss://` URL; None trusts the system's.
+    """
+
+    url: str
+    prefix: str
+    username: str = ""
+    password: str = field(default="", repr=False)
+    ca_file: Path | None = None
 
 
 class RedisDirectory(Directory):
     """`clock` replaces the server's own time; every replica must then share it, so only tests set it."""
 
-    def __init__(self, url: str, prefix: str, limits: Limits, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, address: RedisAddress, limits: Limits, clock: Callable[[], float] | None = None) -> None:
         # A pooled connection that died with a restarted server fails once, and every script may be repeated.
         retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
         self._client = redis.asyncio.Redis.from_url(
-            url,
+            address.url,
             decode_responses=True,
             legacy_responses=False,
             protocol=3,
             socket_timeout=_TIMEOUT_SECONDS,
             socket_connect_timeout=_TIMEOUT_SECONDS,
             retry=retry,
+            **_security(address),
         )
-        self._base = f"{{{prefix}}}"
+        self._base = f"{{{address.prefix}}}:"
         self._limits = limits
         self._clock = clock
         sources = files("services.cache.adapters") / "lua"
@@ -81,32 +99,17 @@ class RedisDirectory(Directory):
         }
 
     @override
-    async def epochs(self, tenant: str, model: str) -> Epochs:
-        tenant_epoch, model_epoch = await self._run("epochs", tenant=tenant, model=model)
-        return Epochs(int(tenant_epoch), int(model_epoch))
+    async def epochs(self, scopes: Sequence[str]) -> Mapping[str, int]:
+        return dict(zip(scopes, map(int, await self._run("epochs", scopes=list(scopes))), strict=True))
 
     @override
     async def plan(self, order: PlanOrder) -> PlanReply:
-        wanted = [
-            {"key": one.key.hex(), "kind": one.kind, "tokens": one.num_tokens, "document": one.document}
-            for one in order.wanted
-        ]
-        status, *answers = await self._run(
-            "plan",
-            lease=order.lease_id,
-            extends=order.extends,
-            nonce=order.nonce,
-            lease_seconds=order.lease_seconds,
-            tenant=order.tenant,
-            model=order.model,
-            epochs=[order.epochs.tenant, order.epochs.model],
-            wanted=wanted,
-        )
+        status, *answers = await self._run("plan", **codec.plan_fields(order))
         if status == "stale":
-            raise StaleEpochsError(Epochs(int(answers[0]), int(answers[1])))
+            raise StaleEpochsError(dict(zip(answers[::2], map(int, answers[1::2]), strict=True)))
         if status == "unknown_lease":
             raise UnknownLeaseError(order.lease_id)
-        entries = (_planned(one.key, answer) for one, answer in zip(order.wanted, answers, strict=True))
+        entries = (codec.planned(one.key, answer) for one, answer in zip(order.wanted, answers, strict=True))
         return PlanReply(order.lease_id, tuple(entries))
 
     @override
@@ -134,21 +137,48 @@ class RedisDirectory(Directory):
         if outcome != PublishOutcome.ACCEPTED:
             return PublishReply(PublishOutcome(outcome))
         *description, num_evicted, drop_keys = details
-        return PublishReply(PublishOutcome.ACCEPTED, _keys(drop_keys), num_evicted, _record(order.key, *description))
+        record = codec.record(order.key, *description)
+        return PublishReply(PublishOutcome.ACCEPTED, codec.keys(drop_keys), num_evicted, record)
 
     @override
-    async def invalidate(self, scope: str) -> int:
-        return int(await self._run("invalidate", scope=scope))
+    async def invalidate(self, scope: str) -> Removal:
+        num_entries, num_documents, copies = await self._run("invalidate", scope=scope)
+        return Removal(num_entries, num_documents, codec.removed_copies(copies))
+
+    @override
+    async def register(self, order: RegisterOrder) -> RegisterReply:
+        outcome, version, num_entries, copies = await self._run("register", **codec.register_fields(order))
+        removal = Removal(num_entries, 1 if outcome == RegisterOutcome.REPLACED else 0, codec.removed_copies(copies))
+        return RegisterReply(RegisterOutcome(outcome), int(version), removal)
+
+    @override
+    async def find_document(self, scope: str) -> DocumentRecord | None:
+        answers = await self._run("documents", tenant=None, scopes=[scope])
+        return codec.document(answers[0]) if answers else None
+
+    @override
+    async def list_documents(self, tenant: str, after: str, limit: int) -> tuple[DocumentRecord, ...]:
+        return tuple(map(codec.document, await self._run("documents", tenant=tenant, after=after, limit=limit)))
+
+    @override
+    async def states(self, scope: str) -> tuple[StoredState, ...]:
+        return tuple(sorted(map(codec.state, await self._run("states", scope=scope)), key=lambda state: state.key))
+
+    @override
+    async def reconcile(self) -> int:
+        return int(await self._run("reconcile"))
 
     @override
     async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
         listed = [[copy.key.hex(), copy.tier] for copy in copies]
         drop_keys, unknown_keys = await self._run("heartbeat", worker=worker_id, address=address, copies=listed)
-        return HeartbeatReply(_keys(drop_keys), _keys(unknown_keys))
+        return HeartbeatReply(codec.keys(drop_keys), codec.keys(unknown_keys))
 
     @override
     async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:
-        return _keys(await self._run("restore", worker=worker_id, records=[_described(claim) for claim in claims]))
+        return codec.keys(
+            await self._run("restore", worker=worker_id, records=[codec.described(claim) for claim in claims])
+        )
 
     @override
     async def usage(self) -> Usage:
@@ -157,7 +187,7 @@ class RedisDirectory(Directory):
     @override
     async def check_integrity(self) -> None:
         async with _unavailable():
-            require_integrity(await read_snapshot(self._client, f"{self._base}:", self._limits.budget_bytes))
+            require_integrity(await read_snapshot(self._client, self._base, self._limits))
 
     @override
     async def close(self) -> None:
@@ -170,61 +200,19 @@ class RedisDirectory(Directory):
             return await self._scripts[script](keys=[self._base], args=[message])
 
 
+def _security(address: RedisAddress) -> dict[str, Any]:
+    """Options of the client; those of the URL come first."""
+    options = {
+        "username": address.username or None,
+        "password": address.password or None,
+        "ssl_ca_certs": str(address.ca_file) if address.ca_file else None,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
 @asynccontextmanager
 async def _unavailable() -> AsyncIterator[None]:
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
         raise DirectoryUnavailableError(f"the directory's Redis does not answer: {error}") from error
-
-
-def _planned(key: bytes, answer: list[str]) -> PlannedEntry:
-    outcome, *details = answer
-    if outcome == PlanOutcome.HIT:
-        triples = zip(details[::3], details[1::3], details[2::3], strict=True)
-        return PlannedEntry(PlanOutcome.HIT, key, tuple(sorted((Holder(*one) for one in triples), key=_worker_id)))
-    if outcome == PlanOutcome.COLD:
-        ticket_id, fence, seconds = details
-        return PlannedEntry(PlanOutcome.COLD, key, ticket=Ticket(ticket_id, int(fence), float(seconds)))
-    return PlannedEntry(PlanOutcome.PENDING, key, owner_expires_in_seconds=float(details[0]))
-
-
-def _worker_id(holder: Holder) -> str:
-    return holder.worker_id
-
-
-def _record(key: bytes, fields: list[str], scopes: list[str], tenant_epoch: str, model_epoch: str) -> EntryRecord:
-    kind, num_tokens, size_bytes, fence, ticket_id = fields
-    tenant = next(scope for scope in scopes if scope.startswith("tenant:"))
-    model = next(scope for scope in scopes if scope.startswith("model:"))
-    return EntryRecord(
-        key=key,
-        kind=EntryKind(kind),
-        num_tokens=int(num_tokens),
-        size_bytes=int(size_bytes),
-        fence=int(fence),
-        ticket_id=ticket_id,
-        scopes=Scopes(tenant, model, frozenset(scopes) - {tenant, model}),
-        epochs=Epochs(int(tenant_epoch), int(model_epoch)),
-    )
-
-
-def _described(claim: Claim) -> dict[str, object]:
-    record = claim.record
-    return {
-        "key": record.key.hex(),
-        "kind": record.kind,
-        "tokens": record.num_tokens,
-        "size": record.size_bytes,
-        "fence": record.fence,
-        "ticket": record.ticket_id,
-        "tenant": record.scopes.tenant,
-        "model": record.scopes.model,
-        "documents": sorted(record.scopes.documents),
-        "epochs": [record.epochs.tenant, record.epochs.model],
-        "tier": claim.tier,
-    }
-
-
-def _keys(answers: list[str]) -> tuple[bytes, ...]:
-    return tuple(bytes.fromhex(answer) for answer in answers)

@@ -1,26 +1,31 @@
 """Reads the whole directory out of Redis, for integrity checks. The layout is described in `lua/prelude.lua`."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from redis.asyncio import Redis
 
-from services.cache.domain.integrity import EntryState, LeaseState, Snapshot, TicketState
+from services.cache.domain.integrity import EntryState, LeaseState, RecordState, Snapshot, TicketState
+from services.cache.domain.values import Limits
 
 __all__ = ["read_snapshot"]
 
 
-async def read_snapshot(client: Redis, base: str, budget_bytes: int) -> Snapshot:
+async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
     """Everything under `base`. Not atomic."""
     raw = await _read_all(client, base)
     hashes = {name: value for name, value in raw.items() if isinstance(value, dict)}
+    tenant_bytes = {tenant: int(size) for tenant, size in hashes.get("bytes_of", {}).items()}
+    own_budgets = {tenant: int(size) for tenant, size in hashes.get("budgets", {}).items()}
     return Snapshot(
-        budget_bytes=budget_bytes,
+        budget_bytes=limits.budget_bytes,
         used_bytes=int(raw.get("bytes", 0)),
         sequence=int(raw.get("sequence", 0)),
         entries={
             bytes.fromhex(key): EntryState(
                 size_bytes=int(hashes[f"entry:{key}"]["size"]),
+                tenant=hashes[f"entry:{key}"]["tenant"],
                 holders=frozenset(hashes.get(f"tiers:{key}", {})),
                 leases=frozenset(raw.get(f"pins:{key}", ())),
             )
@@ -40,12 +45,31 @@ async def read_snapshot(client: Redis, base: str, budget_bytes: int) -> Snapshot
             name: LeaseState(_keys(raw.get(f"lease_keys:{name}", ())), frozenset(raw.get(f"lease_tickets:{name}", ())))
             for name in raw.get("leases", ())
         },
-        idle=_keys(raw.get("idle", ())),
+        idle=_idle(raw),
         held={name: _keys(raw.get(f"held:{name}", ())) for name in raw.get("workers", ())},
         marked={name: _keys(raw.get(f"marked:{name}", ())) for name in raw.get("workers", ())},
         scopes_of={bytes.fromhex(key): frozenset(scopes) for key, scopes in _under(raw, "scopes:")},
         keys_of_scope={scope: _keys(keys) for scope, keys in _under(raw, "scope:")},
+        tenant_bytes=tenant_bytes,
+        tenant_budgets={
+            tenant: min(
+                own_budgets.get(tenant) or limits.namespace_budget_bytes or limits.budget_bytes, limits.budget_bytes
+            )
+            for tenant in tenant_bytes
+        },
+        records={
+            scope: RecordState(fields["tenant"], frozenset(json.loads(fields["tag_scopes"])), int(fields["version"]))
+            for scope, fields in _under(raw, "record:")
+        },
+        records_of={scope: frozenset(found) for scope, found in _under(raw, "records:")},
     )
+
+
+def _idle(raw: dict[str, Any]) -> dict[str, frozenset[bytes]]:
+    """By tenant; what only one of the two indexes has stands under a tenant that does not exist."""
+    idle = {tenant: _keys(keys) for tenant, keys in _under(raw, "idle:")}
+    apart = _keys(raw.get("idle", ())) ^ frozenset().union(*idle.values())
+    return idle | {"": apart} if apart else idle
 
 
 async def _read_all(client: Redis, base: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from services.cache.domain.directory import (
     Claim,
     Copy,
     Directory,
+    DocumentRef,
     PlanOrder,
     PlanReply,
     PublishOrder,
@@ -17,22 +18,40 @@ from services.cache.domain.directory import (
 from services.cache.domain.errors import InvalidOrderError, StaleEpochsError
 from services.cache.domain.keys import KeyDeriver, KeySubject
 from services.cache.domain.receipts import ReceiptSigner
-from services.cache.domain.values import KEY_BYTES, EntryKind, Epochs, Namespace, PublishOutcome
+from services.cache.domain.values import (
+    DIGEST_BYTES,
+    KEY_BYTES,
+    PUBLIC_TENANT,
+    EntryKind,
+    Epochs,
+    Namespace,
+    PublishOutcome,
+    Removal,
+)
 
-__all__ = ["PartEntry", "PlanRequest", "PublishResult", "ResidentCopy", "SegmentCache"]
+__all__ = ["NamedDocument", "PartEntry", "PlanRequest", "PublishResult", "ResidentCopy", "SegmentCache"]
 
 _PLAN_ATTEMPTS = 5
 _MAX_LEASE_SECONDS = 3600.0
+_PUBLIC = Namespace(PUBLIC_TENANT, "")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedDocument:
+    """A document by its tenant's id, and the digest of its title and text."""
+
+    document_id: str
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """A reusable part as the router knows it; `document_id` is empty when the client gave none."""
+    """A reusable part as the router knows it, with every document with an id whose text stands in it."""
 
     kind: EntryKind
     content_hash: bytes
     num_tokens: int
-    document_id: str
+    documents: tuple[NamedDocument, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +102,8 @@ class SegmentCache:
             StaleEpochsError: the namespace is being invalidated faster than plans can be made.
         """
         _check_plan(request)
-        tenant, model = self._keys.tenant_scope(request.namespace.tenant), self._keys.model_scope(request.model)
-        epochs = await self._directory.epochs(tenant, model)
+        scopes = self._plan_scopes(request)
+        epochs = await self._directory.epochs(scopes)
         lease_id, nonce = request.lease_id or secrets.token_hex(16), secrets.token_hex(8)
         for _ in range(_PLAN_ATTEMPTS):
             order = PlanOrder(
@@ -92,10 +111,11 @@ class SegmentCache:
                 extends=bool(request.lease_id),
                 nonce=nonce,
                 lease_seconds=self._lease_seconds(request.lease_seconds),
-                tenant=tenant,
-                model=model,
+                tenant=scopes[0],
+                model=scopes[1],
                 epochs=epochs,
-                wanted=tuple(self._wanted(request, epochs, entry) for entry in request.entries),
+                wanted=self._wanted(request, [epochs[scope] for scope in scopes]),
+                budget_bytes=request.namespace.budget_bytes,
             )
             try:
                 return await self._directory.plan(order)
@@ -103,12 +123,37 @@ class SegmentCache:
                 epochs = error.current
         raise StaleEpochsError(epochs)
 
-    def _wanted(self, request: PlanRequest, epochs: Epochs, entry: PartEntry) -> Wanted:
-        subject = KeySubject(
-            request.namespace, request.model, epochs, request.profile_digest, entry.kind, entry.content_hash
+    def _plan_scopes(self, request: PlanRequest) -> tuple[str, ...]:
+        """The scopes of tenant and model, and of the public namespace where that is another."""
+        tenants = dict.fromkeys((request.namespace.tenant, PUBLIC_TENANT))
+        tenant, *public = map(self._keys.tenant_scope, tenants)
+        return (tenant, self._keys.model_scope(request.model), *public)
+
+    def _wanted(self, request: PlanRequest, epochs: Sequence[int]) -> tuple[Wanted, ...]:
+        """`epochs` are those of the plan's scopes, in their order."""
+        tenant, model, *public = epochs
+        own = Epochs(tenant, model)
+        shared = Epochs(public[0], model) if public else None
+        return tuple(self._wanted_entry(request, own, shared, entry) for entry in request.entries)
+
+    def _wanted_entry(self, request: PlanRequest, own: Epochs, shared: Epochs | None, entry: PartEntry) -> Wanted:
+        def key(namespace: Namespace, epochs: Epochs) -> bytes:
+            return self._keys.entry_key(
+                KeySubject(namespace, request.model, epochs, request.profile_digest, entry.kind, entry.content_hash)
+            )
+
+        tenant = request.namespace.tenant
+        # Only registered documents are public, so a snapshot is never worth a second look.
+        return Wanted(
+            key=key(request.namespace, own),
+            kind=entry.kind,
+            num_tokens=entry.num_tokens,
+            documents=tuple(
+                DocumentRef(self._keys.document_scope(tenant, each.document_id), each.digest)
+                for each in entry.documents
+            ),
+            public_key=key(_PUBLIC, shared) if shared and entry.kind is EntryKind.SEGMENT else None,
         )
-        document = self._keys.document_scope(request.namespace.tenant, entry.document_id) if entry.document_id else None
-        return Wanted(self._keys.entry_key(subject), entry.kind, entry.num_tokens, document)
 
     async def renew(self, lease_id: str, lease_seconds: float) -> None:
         """Prolong a lease and its tickets.
@@ -137,17 +182,22 @@ class SegmentCache:
         receipt = self._receipts.sign(order.worker_id, reply.record) if reply.record else b""
         return PublishResult(reply.outcome, reply.drop_keys, receipt)
 
-    async def invalidate_document(self, tenant: str, document_id: str) -> int:
-        """Make a tenant's document unreachable under every salt; the number of entries removed."""
+    async def invalidate_document(self, tenant: str, document_id: str) -> Removal:
+        """Make a tenant's document unreachable under every salt."""
         _check(bool(document_id), "document_id: must not be empty")
         return await self._directory.invalidate(self._keys.document_scope(tenant, document_id))
 
-    async def invalidate_tenant(self, tenant: str) -> int:
-        """Make everything of a tenant unreachable; the number of entries removed."""
+    async def invalidate_tag(self, tenant: str, tag: str) -> Removal:
+        """Make every document of a tenant unreachable that was registered with a tag."""
+        _check(bool(tag), "tag: must not be empty")
+        return await self._directory.invalidate(self._keys.tag_scope(tenant, tag))
+
+    async def invalidate_tenant(self, tenant: str) -> Removal:
+        """Make everything of a tenant unreachable."""
         return await self._directory.invalidate(self._keys.tenant_scope(tenant))
 
-    async def invalidate_model(self, model: str) -> int:
-        """Make everything that a model computed unreachable, of every tenant; the number of entries removed."""
+    async def invalidate_model(self, model: str) -> Removal:
+        """Make everything that a model computed unreachable, of every tenant."""
         _check(bool(model), "model: must not be empty")
         return await self._directory.invalidate(self._keys.model_scope(model))
 
@@ -187,6 +237,10 @@ def _check_plan(request: PlanRequest) -> None:
     for index, entry in enumerate(request.entries):
         _check(len(entry.content_hash) == KEY_BYTES, f"entries[{index}].content_hash: must have {KEY_BYTES} bytes")
         _check(entry.num_tokens > 0, f"entries[{index}].num_tokens: must be positive")
+        for place, document in enumerate(entry.documents):
+            path = f"entries[{index}].documents[{place}]"
+            _check(bool(document.document_id), f"{path}.id: must not be empty")
+            _check(len(document.digest) == DIGEST_BYTES, f"{path}.digest: must have {DIGEST_BYTES} bytes")
 
 
 def _check(holds: bool, message: str) -> None:

@@ -5,21 +5,34 @@ inside the directory: before every call, leases, tickets and workers whose time 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.cache.domain.values import EntryKind, EntryRecord, Epochs, Holder, PlanOutcome, PublishOutcome
+from services.cache.domain.values import (
+    DocumentRecord,
+    EntryKind,
+    EntryRecord,
+    Holder,
+    PlanOutcome,
+    PublishOutcome,
+    RegisterOutcome,
+    Removal,
+    StoredState,
+)
 
 __all__ = [
     "Claim",
     "Copy",
     "Directory",
+    "DocumentRef",
     "HeartbeatReply",
     "PlanOrder",
     "PlanReply",
     "PlannedEntry",
     "PublishOrder",
     "PublishReply",
+    "RegisterOrder",
+    "RegisterReply",
     "Ticket",
     "Usage",
     "Wanted",
@@ -27,20 +40,33 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentRef:
+    """A document whose text stands in a part: its scope, and the digest of its title and text."""
+
+    scope: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
-    """One reusable part of a request: the stored key and what is known of the entry before it exists."""
+    """One reusable part of a request: the stored key and what is known of the entry before it exists.
+
+    `public_key` is the same content's key in the public namespace; None where that is not consulted.
+    """
 
     key: bytes
     kind: EntryKind
     num_tokens: int
-    document: str | None
+    documents: tuple[DocumentRef, ...] = ()
+    public_key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOrder:
-    """All reusable parts of one request. `epochs` are those that the keys were derived with.
+    """All reusable parts of one request. `epochs` are those, by scope, that the keys were derived with.
 
     `lease_id` is new and random, or (`extends`) that of an earlier plan. `nonce` is random; ticket ids are made of it.
+    `budget_bytes` replaces `Limits.namespace_budget_bytes` for this tenant from now on, unless it is 0.
     """
 
     lease_id: str
@@ -49,8 +75,9 @@ class PlanOrder:
     lease_seconds: float
     tenant: str
     model: str
-    epochs: Epochs
+    epochs: Mapping[str, int]
     wanted: tuple[Wanted, ...]
+    budget_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +131,25 @@ class PublishReply:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisterOrder:
+    """A document that is to be the current one of its scope, with the scopes of its tenant and tags."""
+
+    tenant: str
+    scope: str
+    tags: tuple[str, ...]
+    record: DocumentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterReply:
+    """`removal`: what was stored under the scope for another text, or before it was registered."""
+
+    outcome: RegisterOutcome
+    version: int
+    removal: Removal
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A copy that a worker lists in its heartbeat."""
 
@@ -139,15 +185,15 @@ class Usage:
 
 
 class Directory(ABC):
-    """Entries, leases, tickets, workers and epochs.
+    """Entries, leases, tickets, workers, epochs and registered documents.
 
     Every method is atomic: it happens wholly or not at all, and concurrent calls behave as if made one after another.
     Every method may raise `DirectoryUnavailableError`, within about a second; a change may then have happened or not.
     """
 
     @abstractmethod
-    async def epochs(self, tenant: str, model: str) -> Epochs:
-        """The current epochs of two scopes. Changes nothing."""
+    async def epochs(self, scopes: Sequence[str]) -> Mapping[str, int]:
+        """The current epochs of these scopes. Changes nothing."""
 
     @abstractmethod
     async def plan(self, order: PlanOrder) -> PlanReply:
@@ -155,8 +201,9 @@ class Directory(ABC):
 
         HIT adds the entry to the lease and makes it the most recently used. COLD makes a ticket that lives
         `ticket_seconds` or as long as the lease, whichever is longer; a key that this lease owns already keeps its
-        ticket. PENDING leaves the ticket with its owner. In every case the document is added to what the key falls
-        with. Repeating an order is harmless.
+        ticket. PENDING leaves the ticket with its owner. In these cases documents and their tags are added to what
+        the key falls with. SUPERSEDED changes nothing. A key that is not published where its public key is becomes a
+        HIT with the public key; nothing of the tenant is added to that. Repeating an order is harmless.
 
         Raises:
             StaleEpochsError: the keys were derived with epochs that are not current; nothing changed.
@@ -177,7 +224,9 @@ class Directory(ABC):
 
     @abstractmethod
     async def publish(self, order: PublishOrder) -> PublishReply:
-        """Turn a ticket into an entry, evicting the least recently used unleased entries within the budget.
+        """Turn a ticket into an entry, evicting the least recently used unleased entries within the budgets.
+
+        What exceeds the tenant's budget evicts entries of this tenant only.
 
         The lease that owned the ticket, where it still lives, protects the new entry. Publishing again under the
         same ticket is ACCEPTED, and adds the worker as another holder of the same bytes. Evicted copies are marked:
@@ -189,10 +238,39 @@ class Directory(ABC):
         """
 
     @abstractmethod
-    async def invalidate(self, scope: str) -> int:
-        """Make everything of a scope unreachable for every later plan, leased or not; the number of entries removed.
+    async def invalidate(self, scope: str) -> Removal:
+        """Make everything of a scope unreachable for every later plan, leased or not.
 
         Advances the scope's epoch; its tickets die (publish answers INVALIDATED), its copies are marked for dropping.
+        A document's scope takes its registration along, a tag's or tenant's all of theirs; a model's takes none.
+        """
+
+    @abstractmethod
+    async def register(self, order: RegisterOrder) -> RegisterReply:
+        """Make a document the current one of its scope.
+
+        The same title, text and tags again are UNCHANGED. Otherwise the scope is invalidated first: what was stored
+        or is being computed under it falls, and plans with another digest are SUPERSEDED from now on.
+        """
+
+    @abstractmethod
+    async def find_document(self, scope: str) -> DocumentRecord | None:
+        """The registered document of a scope. Changes nothing."""
+
+    @abstractmethod
+    async def list_documents(self, tenant: str, after: str, limit: int) -> tuple[DocumentRecord, ...]:
+        """Registered documents of a tenant's scope by id (as UTF-8 bytes), the first `limit` behind `after`."""
+
+    @abstractmethod
+    async def states(self, scope: str) -> tuple[StoredState, ...]:
+        """Published entries that fall with a scope, in key order. Changes nothing but what time has ended."""
+
+    @abstractmethod
+    async def reconcile(self) -> int:
+        """Evict until every budget is kept; the number of entries evicted.
+
+        `publish` keeps the budgets by itself; they are exceeded where they were lowered while copies were held.
+        Leased entries stay.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ CacheError
 └── IntegrityError             the directory contradicts itself
 """
 
-from services.cache.domain.values import Epochs
+from collections.abc import Mapping
 
 __all__ = [
     "CacheError",
@@ -47,7 +47,7 @@ class UnknownWorkerError(CacheError):
 class StaleEpochsError(CacheError):
     """The keys of the plan were derived with epochs that are no longer current."""
 
-    def __init__(self, current: Epochs) -> None:
+    def __init__(self, current: Mapping[str, int]) -> None:
         super().__init__("the namespace was invalidated while the plan was made; try again")
         self.current = current
 

@@ -1,11 +1,12 @@
 """The invariants of a directory, over a snapshot that every adapter can produce."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from services.cache.domain.errors import IntegrityError
 
-__all__ = ["EntryState", "LeaseState", "Snapshot", "TicketState", "require_integrity", "violations"]
+__all__ = ["EntryState", "LeaseState", "RecordState", "Snapshot", "TicketState", "require_integrity", "violations"]
 
 Keys = frozenset[bytes]
 Names = frozenset[str]
@@ -13,9 +14,10 @@ Names = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class EntryState:
-    """A published key: its size, who holds it, which leases protect it."""
+    """A published key: its size, its tenant's scope, who holds it, which leases protect it."""
 
     size_bytes: int
+    tenant: str
     holders: Names
     leases: Names
 
@@ -39,8 +41,21 @@ class LeaseState:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordState:
+    """A registered document: the scopes of its tenant and tags."""
+
+    tenant: str
+    tags: Names
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a directory stores. `idle`: evictable keys; `ticket_of`: live ticket by key."""
+    """Everything that a directory stores. `idle`: evictable keys by tenant; `ticket_of`: live ticket by key.
+
+    `tenant_bytes` and `tenant_budgets` are by tenant's scope, a missing budget is none; `records` by document's scope,
+    `records_of` by scope of a tenant or tag.
+    """
 
     budget_bytes: int
     used_bytes: int
@@ -49,11 +64,15 @@ class Snapshot:
     tickets: Mapping[str, TicketState]
     ticket_of: Mapping[bytes, str]
     leases: Mapping[str, LeaseState]
-    idle: Keys
+    idle: Mapping[str, Keys]
     held: Mapping[str, Keys]
     marked: Mapping[str, Keys]
     scopes_of: Mapping[bytes, Names]
     keys_of_scope: Mapping[str, Keys]
+    tenant_bytes: Mapping[str, int]
+    tenant_budgets: Mapping[str, int]
+    records: Mapping[str, RecordState]
+    records_of: Mapping[str, Names]
 
 
 def require_integrity(snapshot: Snapshot) -> None:
@@ -65,7 +84,14 @@ def require_integrity(snapshot: Snapshot) -> None:
 
 def violations(snapshot: Snapshot) -> list[str]:
     """One sentence for each broken invariant; empty when all hold."""
-    return [*_bytes(snapshot), *_holders(snapshot), *_leases(snapshot), *_tickets(snapshot), *_scopes(snapshot)]
+    return [
+        *_bytes(snapshot),
+        *_holders(snapshot),
+        *_leases(snapshot),
+        *_tickets(snapshot),
+        *_scopes(snapshot),
+        *_records(snapshot),
+    ]
 
 
 def _bytes(snapshot: Snapshot) -> Iterator[str]:
@@ -74,6 +100,14 @@ def _bytes(snapshot: Snapshot) -> Iterator[str]:
         yield f"copies hold {held} bytes, the counter says {snapshot.used_bytes}"
     if held > snapshot.budget_bytes:
         yield f"copies hold {held} bytes of {snapshot.budget_bytes} allowed"
+    by_tenant: Counter[str] = Counter()
+    for entry in snapshot.entries.values():
+        by_tenant[entry.tenant] += entry.size_bytes * len(entry.holders)
+    if by_tenant != Counter(snapshot.tenant_bytes):
+        yield "the counters of tenants' bytes disagree with their copies"
+    for tenant, budget in snapshot.tenant_budgets.items():
+        if by_tenant[tenant] > budget:
+            yield f"copies of {tenant} hold {by_tenant[tenant]} bytes of {budget} allowed"
 
 
 def _holders(snapshot: Snapshot) -> Iterator[str]:
@@ -94,9 +128,10 @@ def _leases(snapshot: Snapshot) -> Iterator[str]:
     by_lease = {(name, key) for name, lease in snapshot.leases.items() for key in lease.keys}
     for name, key in by_entry ^ by_lease:
         yield f"lease {name} and entry {key.hex()} disagree"
-    unleased = {key for key, entry in snapshot.entries.items() if not entry.leases}
-    if unleased != snapshot.idle:
-        yield f"{len(unleased)} entries are unleased, {len(snapshot.idle)} are evictable"
+    unleased = {(entry.tenant, key) for key, entry in snapshot.entries.items() if not entry.leases}
+    idle = {(tenant, key) for tenant, keys in snapshot.idle.items() for key in keys}
+    if unleased != idle:
+        yield f"{len(unleased)} entries are unleased, {len(idle)} are evictable, and not all are the same"
     for name, lease in snapshot.leases.items():
         owned = {ticket_id for ticket_id, ticket in snapshot.tickets.items() if ticket.lease_id == name}
         if owned != lease.ticket_ids:
@@ -122,5 +157,20 @@ def _scopes(snapshot: Snapshot) -> Iterator[str]:
     if occupied != snapshot.scopes_of.keys():
         yield "scopes are kept for other keys than those published or ticketed"
     for key, scopes in snapshot.scopes_of.items():
-        if sorted(scope.split(":")[0] for scope in scopes if not scope.startswith("document:")) != ["model", "tenant"]:
+        kinds = sorted(scope.split(":")[0] for scope in scopes)
+        if [kind for kind in kinds if kind not in ("document", "tag")] != ["model", "tenant"]:
             yield f"key {key.hex()} has not one tenant and one model"
+    for key, entry in snapshot.entries.items():
+        if entry.tenant not in snapshot.scopes_of.get(key, frozenset()):
+            yield f"entry {key.hex()} does not fall with its tenant"
+
+
+def _records(snapshot: Snapshot) -> Iterator[str]:
+    by_record = {
+        (document, scope) for document, record in snapshot.records.items() for scope in (record.tenant, *record.tags)
+    }
+    by_scope = {(document, scope) for scope, documents in snapshot.records_of.items() for document in documents}
+    if by_record != by_scope:
+        yield "the two indexes of registered documents disagree"
+    if any(record.version > snapshot.sequence for record in snapshot.records.values()):
+        yield "a document's version is ahead of the sequence"

@@ -62,6 +62,10 @@ class KeyDeriver:
         """One document of a tenant, under every salt."""
         return self._scope("document", tenant, document_id)
 
+    def tag_scope(self, tenant: str, tag: str) -> str:
+        """Every document of a tenant that was registered with this tag."""
+        return self._scope("tag", tenant, tag)
+
     def _scope(self, kind: str, *names: str) -> str:
         fields = pack_fields(kind.encode(), *(name.encode() for name in names))
         return f"{kind}:{blake3(fields, key=self._scope_key).hexdigest(length=16)}"

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = [
+    "DIGEST_BYTES",
     "KEY_BYTES",
+    "PUBLIC_TENANT",
+    "DocumentRecord",
     "EntryKind",
     "EntryRecord",
     "Epochs",
@@ -13,10 +16,17 @@ __all__ = [
     "Namespace",
     "PlanOutcome",
     "PublishOutcome",
+    "RegisterOutcome",
+    "Removal",
+    "RemovedCopy",
     "Scopes",
+    "StoredState",
 ]
 
 KEY_BYTES = 32
+DIGEST_BYTES = 32
+# Its states serve every tenant; only administrators fill it.
+PUBLIC_TENANT = "public"
 
 
 class EntryKind(StrEnum):
@@ -27,11 +37,15 @@ class EntryKind(StrEnum):
 
 
 class PlanOutcome(StrEnum):
-    """How a planned part stands: resident, to be computed by this request, or being computed by another."""
+    """How a planned part stands: resident, to be computed by this request, or being computed by another.
+
+    `SUPERSEDED`: another text is registered under one of its document ids; it is neither reused nor stored.
+    """
 
     HIT = "hit"
     COLD = "cold"
     PENDING = "pending"
+    SUPERSEDED = "superseded"
 
 
 class PublishOutcome(StrEnum):
@@ -43,19 +57,32 @@ class PublishOutcome(StrEnum):
     INVALIDATED = "invalidated"
 
 
+class RegisterOutcome(StrEnum):
+    """What registering a document did. `UNCHANGED`: the same title, text and tags were registered already."""
+
+    CREATED = "created"
+    REPLACED = "replaced"
+    UNCHANGED = "unchanged"
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Who asks: the authenticated tenant and the request's salt (empty when none was given)."""
+    """Who asks: the authenticated tenant and the request's salt (empty when none was given).
+
+    `budget_bytes` is what copies of the tenant may hold; 0 leaves it to the directory's limits.
+    """
 
     tenant: str
     salt: str
+    budget_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
     """What an entry falls with, as opaque digests: its tenant, its model, and every document that named it.
 
-    Digests keep the words of tenants and documents out of the store and out of receipts.
+    `documents` holds the tags of registered documents too. Digests keep the words of tenants and documents out of
+    receipts and of the store's index.
     """
 
     tenant: str
@@ -81,6 +108,48 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredState:
+    """A published entry as its document's description shows it; `size_bytes` of one copy."""
+
+    key: bytes
+    kind: EntryKind
+    num_tokens: int
+    size_bytes: int
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRecord:
+    """A registered document, in its tenant's own words. `digest` is over title and text, `version` grows with each."""
+
+    document_id: str
+    title: str
+    tags: tuple[str, ...]
+    digest: bytes
+    num_tokens: int
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedCopy:
+    """A copy that left the index; its worker is to drop it."""
+
+    key: bytes
+    worker_id: str
+    tier: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What an invalidation took away: entries, every copy of them, and registrations of documents."""
+
+    num_entries: int = 0
+    num_documents: int = 0
+    copies: tuple[RemovedCopy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EntryRecord:
     """The immutable description of a published entry. `fence` and `ticket_id` name the ticket that made its bytes."""
 
@@ -98,6 +167,7 @@ class EntryRecord:
 class Limits:
     """Policy of a directory.
 
+    `namespace_budget_bytes` bounds the copies of each tenant without a budget of its own; 0 leaves the common budget.
     `settle_seconds` is the age that a heartbeat in flight may have: a copy published later than that is not taken for
     lost because a heartbeat does not list it.
     """
@@ -106,3 +176,4 @@ class Limits:
     ticket_seconds: float = 60.0
     worker_ttl_seconds: float = 15.0
     settle_seconds: float = 5.0
+    namespace_budget_bytes: int = 0

@@ -1,6 +1,6 @@
 """gRPC clients of the cache service and of a worker. Every call carries a deadline and the request's id."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import grpc
 from hypic.v1 import cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -66,7 +66,7 @@ class Description:
 
 
 class GrpcWorker:
-    """A worker behind a channel; implements `Worker`."""
+    """A worker behind a channel; implements `DroppingWorker`."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
@@ -103,6 +103,15 @@ class GrpcWorker:
             raise error_from_status(error) from error
         finally:
             call.cancel()
+
+    async def drop(self, keys: Sequence[bytes], timeout_seconds: float) -> int:
+        """See `DroppingWorker`."""
+        request = worker_pb2.DropRequest(keys=keys)
+        try:
+            response = await self._stub.Drop(request, timeout=timeout_seconds, metadata=request_metadata())
+        except grpc.aio.AioRpcError as error:
+            raise error_from_status(error) from error
+        return int(response.num_dropped)
 
     async def generate(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[GenerateEvent]:
         """See `Worker`."""

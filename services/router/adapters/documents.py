@@ -37,6 +37,12 @@ def read_document(value: Any, path: str) -> Document:  # noqa: ANN401 # any JSON
         raise PromptError(f"{path} must be a string or an object", param=path, code="invalid_type")
     if "data" in value and "text" not in value:
         return _read_cohere(read(CohereDocument, value, path), path)
+    if "id" in value and "text" not in value:
+        raise PromptError(
+            f"{path}.text: texts are not kept, also not of registered documents: send it with every request",
+            param=f"{path}.text",
+            code="missing_required_parameter",
+        )
     return _document(read(DocumentFields, value, path), path, f"{path}.text")
 
 

@@ -1,6 +1,5 @@
 """The REST surface."""
 
-import hmac
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -12,7 +11,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.common.errors import HypicError, UnavailableError
 from services.common.telemetry import current_request_id, get_logger
+from services.router.adapters.auth import Gate
 from services.router.adapters.body import read_json
+from services.router.adapters.http_documents import DocumentSurface
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.middleware import RequestIds, install_error_handlers
@@ -20,17 +21,18 @@ from services.router.adapters.parse import ParsedRequest, RequestParser
 from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead
 from services.router.adapters.streaming import DONE, EventStream, server_sent_event, until_disconnect
 from services.router.domain.request import PromptError
+from services.router.domain.tenancy import Caller, Scope
 from services.router.reply import Delta, Done, ReplyEvent
 from services.router.served_model import Models
 
-__all__ = ["Draining", "HttpPolicy", "HttpSurface", "create_http_app"]
+__all__ = ["Door", "Draining", "HttpSurface", "create_http_app"]
 
 
 @dataclass(frozen=True, slots=True)
-class HttpPolicy:
-    """`api_key` is empty when none is required."""
+class Door:
+    """Who and what is let in."""
 
-    api_key: str
+    gate: Gate
     max_body_bytes: int
 
 
@@ -51,14 +53,14 @@ class HttpSurface:
         parser: RequestParser,
         metrics: RouterMetrics,
         draining: Draining,
-        policy: HttpPolicy,
+        door: Door,
     ) -> None:
         self._generator = generator
         self._models = models
         self._parser = parser
         self._metrics = metrics
         self._draining = draining
-        self._policy = policy
+        self._door = door
 
     async def chat_completions(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
@@ -72,7 +74,7 @@ class HttpSurface:
 
     async def list_models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        self._authorize(request)
+        self._door.gate.admit(request, Scope.GENERATE)
         model = self._models.require()
         row = {
             "id": model.info.name,
@@ -80,6 +82,7 @@ class HttpSurface:
             "created": model.created,
             "owned_by": "hypic",
             "max_model_len": model.info.context_length,
+            "revision": model.info.revision,
         }
         return JSONResponse({"object": "list", "data": [row]})
 
@@ -101,26 +104,13 @@ class HttpSurface:
         """`GET /metrics`."""
         return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def _parse(self, request: Request, parse: Callable[[object], ParsedRequest]) -> ParsedRequest:
+    async def _parse(self, request: Request, parse: Callable[[object, Caller], ParsedRequest]) -> ParsedRequest:
         try:
-            self._authorize(request)
-            return parse(await read_json(request, self._policy.max_body_bytes))
+            caller = self._door.gate.admit(request, Scope.GENERATE)
+            return parse(await read_json(request, self._door.max_body_bytes), caller)
         except (HttpError, PromptError) as error:
             self._metrics.count_error(error)
             raise
-
-    def _authorize(self, request: Request) -> None:
-        key = self._policy.api_key
-        given = request.headers.get("authorization", "")
-        if key and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
-            raise HttpError(
-                401,
-                "invalid_request_error",
-                "an API key is required: Authorization: Bearer …",
-                "invalid_api_key",
-                None,
-                {"www-authenticate": "Bearer", "x-should-retry": "false"},
-            )
 
     async def _reply(self, request: Request, parsed: ParsedRequest, form: ReplyFormat) -> Response:
         events = self._generator.generate(parsed.request)
@@ -190,7 +180,11 @@ def _ignored_header(parsed: ParsedRequest) -> Mapping[str, str]:
     return {"x-hypic-ignored-fields": names[:1024]}
 
 
-def create_http_app(surface: HttpSurface, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+def create_http_app(
+    surface: HttpSurface,
+    documents: DocumentSurface,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+) -> FastAPI:
     """The ASGI application."""
     app = FastAPI(title="hypic router", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     routes = APIRouter()
@@ -201,6 +195,7 @@ def create_http_app(surface: HttpSurface, lifespan: Callable[[FastAPI], Abstract
     routes.add_api_route("/health/ready", surface.ready, methods=["GET"])
     routes.add_api_route("/metrics", surface.metrics, methods=["GET"])
     app.include_router(routes)
+    app.include_router(documents.routes())
     install_error_handlers(app)
     app.add_middleware(RequestIds)
     return app

@@ -9,6 +9,7 @@ from services.common.errors import (
     UnavailableError,
 )
 from services.router.domain.errors import RouterError
+from services.router.domain.lifecycle import DirectoryLostError, DocumentNotFoundError
 from services.router.domain.request import PromptError
 
 __all__ = ["HttpError", "http_error"]
@@ -52,6 +53,10 @@ def http_error(error: Exception) -> HttpError:
     if isinstance(error, PromptError):
         status = 404 if error.code == "model_not_found" else 400
         return HttpError(status, "invalid_request_error", message, error.code, error.param, _DO_NOT_RETRY)
+    if isinstance(error, DocumentNotFoundError):
+        return HttpError(404, "invalid_request_error", message, "document_not_found", "id", _DO_NOT_RETRY)
+    if isinstance(error, DirectoryLostError):
+        return HttpError(503, "server_error", message, "cache_unavailable", None, _RETRY)
     if isinstance(error, InvalidRequestError):
         return HttpError(400, "invalid_request_error", message, "invalid_request", None, _DO_NOT_RETRY)
     if isinstance(error, OverloadedError):

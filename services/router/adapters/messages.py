@@ -18,7 +18,7 @@ from services.router.domain.ports import (
     ServedPart,
     Tokens,
 )
-from services.router.domain.request import Sampling
+from services.router.domain.request import Namespace, Sampling
 
 __all__ = [
     "capture_request",
@@ -26,6 +26,7 @@ __all__ = [
     "generate_event",
     "generate_request",
     "model_info",
+    "namespace_message",
     "plan_answer",
     "plan_request",
 ]
@@ -35,6 +36,7 @@ _OUTCOMES = {
     cache_pb2.PLAN_OUTCOME_HIT: Served.HIT,
     cache_pb2.PLAN_OUTCOME_COLD: Served.COLD,
     cache_pb2.PLAN_OUTCOME_PENDING: Served.PENDING,
+    cache_pb2.PLAN_OUTCOME_SUPERSEDED: Served.LIVE,
 }
 _SERVINGS = {
     PartServing.LIVE: worker_pb2.PART_SERVING_LIVE,
@@ -49,28 +51,29 @@ _FINISH_REASONS = {
 
 
 def plan_request(query: PlanQuery) -> cache_pb2.PlanRequest:
-    """The message of a plan query; a look-up of several documents is repeated for each, as a message names one."""
+    """The message of a plan query."""
     return cache_pb2.PlanRequest(
         request_id=query.request_id,
-        namespace=cache_pb2.Namespace(tenant=query.namespace.tenant, salt=query.namespace.salt),
+        namespace=namespace_message(query.namespace),
         model=query.model,
         profile_digest=query.profile_digest,
-        entries=[_plan_entry(entry, name) for entry in query.entries for name in _names(entry)],
+        entries=map(_plan_entry, query.entries),
         lease_seconds=query.lease_seconds,
         lease_id=query.lease_id,
     )
 
 
-def _names(entry: CacheEntry) -> tuple[str, ...]:
-    return entry.document_ids or ("",)
+def namespace_message(namespace: Namespace) -> cache_pb2.Namespace:
+    """For whom a call is made."""
+    return cache_pb2.Namespace(tenant=namespace.tenant, salt=namespace.salt, budget_bytes=namespace.budget_bytes)
 
 
-def _plan_entry(entry: CacheEntry, document_id: str) -> cache_pb2.PlanEntry:
+def _plan_entry(entry: CacheEntry) -> cache_pb2.PlanEntry:
     return cache_pb2.PlanEntry(
         kind=_ENTRY_KINDS[entry.kind],
         content_hash=entry.content_hash,
         num_tokens=entry.num_tokens,
-        document_id=document_id,
+        documents=[cache_pb2.DocumentRef(id=each.document_id, digest=each.digest) for each in entry.documents],
     )
 
 
@@ -81,9 +84,9 @@ def plan_answer(query: PlanQuery, response: cache_pb2.PlanResponse) -> PlanAnswe
         KeyError: an outcome that this version does not know.
         ValueError: another number of entries than was asked for.
     """
-    asked = [index for index, entry in enumerate(query.entries) for _ in _names(entry)]
-    outcomes = dict(zip(asked, map(_outcome, response.entries), strict=True))
-    return PlanAnswer(response.lease_id, tuple(outcomes[index] for index in range(len(query.entries))))
+    if len(response.entries) != len(query.entries):
+        raise ValueError(f"{len(response.entries)} entries for {len(query.entries)}")
+    return PlanAnswer(response.lease_id, tuple(map(_outcome, response.entries)))
 
 
 def _outcome(entry: cache_pb2.PlannedEntry) -> Outcome:

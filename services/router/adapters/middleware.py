@@ -13,7 +13,7 @@ from services.common.errors import HypicError
 from services.common.telemetry import get_logger, new_request_id, set_request_id
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.streaming import ClientGoneError
-from services.router.domain.request import PromptError
+from services.router.domain.errors import RouterError
 
 __all__ = ["RequestIds", "install_error_handlers"]
 
@@ -52,7 +52,7 @@ def _is_valid(request_id: str) -> bool:
 
 def install_error_handlers(app: FastAPI) -> None:
     """Every error leaves as OpenAI's envelope."""
-    for kind in (HypicError, PromptError, HttpError):
+    for kind in (HypicError, RouterError):
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(Exception, _handle)
     app.add_exception_handler(HTTPException, _handle_framework)

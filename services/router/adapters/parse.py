@@ -1,7 +1,7 @@
 """From a client's JSON to a request of the domain."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.router.adapters.documents import (
@@ -27,7 +27,6 @@ from services.router.domain.request import (
     Content,
     GenerationRequest,
     Message,
-    Namespace,
     PromptError,
     Reuse,
     ReuseOptions,
@@ -36,6 +35,7 @@ from services.router.domain.request import (
     Text,
     TextPrompt,
 )
+from services.router.domain.tenancy import Caller
 
 __all__ = ["ParsedRequest", "RequestParser"]
 
@@ -61,13 +61,12 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Reads bodies for one tenant; `completions_separator` is empty when it is off."""
+    """Reads bodies; `completions_separator` is empty when it is off."""
 
-    def __init__(self, tenant: str, completions_separator: str) -> None:
-        self._tenant = tenant
+    def __init__(self, completions_separator: str) -> None:
         self._separator = completions_separator
 
-    def parse_chat(self, body: object) -> ParsedRequest:
+    def parse_chat(self, body: object, caller: Caller) -> ParsedRequest:
         """A body of `/v1/chat/completions`.
 
         Raises:
@@ -81,9 +80,9 @@ class RequestParser:
         messages = tuple(_message(each, f"messages[{i}]", located) for i, each in enumerate(chat.messages))
         refuse_conflicts(located)
         prompt = ChatPrompt(messages, tuple(each.document for each in documents))
-        return self._parsed(chat, prompt, chat.max_completion_tokens or chat.max_tokens)
+        return _parsed(chat, prompt, chat.max_completion_tokens or chat.max_tokens, caller)
 
-    def parse_completion(self, body: object) -> ParsedRequest:
+    def parse_completion(self, body: object, caller: Caller) -> ParsedRequest:
         """A body of `/v1/completions`.
 
         Raises:
@@ -94,27 +93,30 @@ class RequestParser:
         _refuse_unsupported(raw)
         text = _prompt_text(completion.prompt)
         pieces = text.split(self._separator) if self._separator else [text]
-        return self._parsed(completion, TextPrompt(tuple(pieces)), completion.max_tokens or _COMPLETION_MAX_TOKENS)
+        max_tokens = completion.max_tokens or _COMPLETION_MAX_TOKENS
+        return _parsed(completion, TextPrompt(tuple(pieces)), max_tokens, caller)
 
-    def _parsed(self, body: SharedBody, prompt: ChatPrompt | TextPrompt, max_tokens: int | None) -> ParsedRequest:
-        options = body.hypic.model_dump() if body.hypic else {}
-        request = GenerationRequest(
-            model=body.model,
-            prompt=prompt,
-            sampling=_sampling(body, max_tokens),
-            stop=_stops(body.stop),
-            options=ReuseOptions(
-                Reuse(options.get("reuse", Reuse.COMPOSE)),
-                Cold(options.get("cold", Cold.PARALLEL)),
-                options.get("explain", False),
-            ),
-            namespace=Namespace(self._tenant, body.cache_salt or ""),
-        )
-        if body.stream_options and not body.stream:
-            raise PromptError("stream_options needs stream: true", param="stream_options")
-        include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        ignored = tuple(sorted(set(body.model_extra or {}) - set(UNSUPPORTED)))
-        return ParsedRequest(request, bool(body.stream), include_usage, ignored)
+
+def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, max_tokens: int | None, caller: Caller) -> ParsedRequest:
+    options = body.hypic.model_dump() if body.hypic else {}
+    request = GenerationRequest(
+        model=body.model,
+        prompt=prompt,
+        sampling=_sampling(body, max_tokens),
+        stop=_stops(body.stop),
+        options=ReuseOptions(
+            Reuse(options.get("reuse", Reuse.COMPOSE)),
+            Cold(options.get("cold", Cold.PARALLEL)),
+            options.get("explain", False),
+        ),
+        namespace=replace(caller.namespace(), salt=body.cache_salt or ""),
+        max_in_flight=caller.quotas.max_requests_in_flight,
+    )
+    if body.stream_options and not body.stream:
+        raise PromptError("stream_options needs stream: true", param="stream_options")
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    ignored = tuple(sorted(set(body.model_extra or {}) - set(UNSUPPORTED)))
+    return ParsedRequest(request, bool(body.stream), include_usage, ignored)
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:

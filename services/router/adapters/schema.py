@@ -15,9 +15,11 @@ __all__ = [
     "CohereData",
     "CohereDocument",
     "CompletionBody",
+    "DocumentBody",
     "DocumentFields",
     "DocumentPart",
     "HypicOptions",
+    "InvalidateBody",
     "MessageBody",
     "PartOptions",
     "SharedBody",
@@ -90,6 +92,7 @@ class StreamOptions(_Strict):
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Tag = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class SharedBody(BaseModel):
@@ -159,6 +162,27 @@ class DocumentFields(_Strict):
     text: str
     title: str | None = None
     id: str | None = None
+
+
+class DocumentBody(_Closed):
+    """`POST /v1/documents`: a text, or text parts that are joined."""
+
+    id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    title: Annotated[str, Field(max_length=4096)] | None = None
+    text: str | None = None
+    parts: Annotated[list[Any], Field(min_length=1)] | None = None
+    tags: Annotated[list[Tag], Field(max_length=32)] = []
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    namespace: Literal["public"] | None = None
+
+
+class InvalidateBody(_Closed):
+    """`POST /v1/invalidate`: exactly one of tag, tenant and model."""
+
+    tag: Tag | None = None
+    tenant: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    namespace: Literal["public"] | None = None
 
 
 class CohereData(_Strict):

@@ -57,6 +57,22 @@ class Assembler:
         self._refuse_hopeless([item.text for message in messages for item in message.content], "messages")
         return self._finish(self._chat_parts(messages), "messages")
 
+    def document_part(self, document: Document) -> Part:
+        """A document as it stands in every prompt: a segment, or live when it is too short to be reused.
+
+        Raises:
+            PromptError: it cannot fit the context.
+        """
+        self._refuse_hopeless([document.text], "text")
+        part = self._content_part(document)
+        if part.num_tokens > self.context_length:
+            raise PromptError(
+                f"the document has {part.num_tokens} tokens; the model's context length is {self.context_length}",
+                param="text",
+                code="context_length_exceeded",
+            )
+        return part
+
     def _text_parts(self, prompt: TextPrompt) -> Iterator[Part]:
         *segments, last = prompt.pieces
         for piece in segments:
@@ -104,7 +120,13 @@ class Assembler:
                 *self.tokenizer.encode_plain(f"{title}{content.text}"),
                 *self.tokenizer.encode_template(self.profile.document_close),
             )
-            return replace(self._segment(content.text, ids), document_id=content.document_id, title=content.title)
+            digest = content.digest if content.document_id else b""
+            return replace(
+                self._segment(content.text, ids),
+                document_id=content.document_id,
+                document_digest=digest,
+                title=content.title,
+            )
         ids = self.tokenizer.encode_plain(content.text)
         return self._segment(content.text, ids) if content.is_segment else _live(ids)
 

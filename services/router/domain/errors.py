@@ -4,6 +4,9 @@ RouterError
 ├── PromptError        the client must change the request
 ├── TemplateError      the chat template refuses a sequence of messages
 ├── ModelRefusedError  the model's template or tokenizer cannot keep client text apart from control tokens
+├── DirectoryLostError the cache service does not answer a call about documents
+├── DocumentNotFoundError  nothing is known of a document
+├── KeyFileError       the file of API keys cannot be read
 ├── HttpError          an error as the client sees it
 └── ClientGoneError    the client closed the connection before it had its reply
 

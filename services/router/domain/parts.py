@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Part", "PartKind", "Prompt", "Reason"]
+__all__ = ["DocumentRef", "Part", "PartKind", "Prompt", "Reason"]
 
 
 class PartKind(StrEnum):
@@ -28,6 +28,15 @@ class Reason(StrEnum):
     COMPUTED_ELSEWHERE = "computed_elsewhere"
     STATE_DROPPED = "state_dropped"
     NO_ROOM = "no_room"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRef:
+    """A document with an id, and the digest of its title and text."""
+
+    document_id: str
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +44,14 @@ class Part:
     """A run of prompt tokens of one kind.
 
     `live_reason` says why a part that is no segment is computed. `ends_message` marks a place where a prefix
-    snapshot may stand.
+    snapshot may stand. `document_digest` is set with `document_id`.
     """
 
     kind: PartKind
     token_ids: tuple[int, ...]
     live_reason: Reason | None = None
     document_id: str = ""
+    document_digest: bytes = b""
     title: str = ""
     ends_message: bool = False
 

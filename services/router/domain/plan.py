@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from services.common.content import HASH_BYTES, chain_hash, content_hash
 from services.router.domain.model import Profile
-from services.router.domain.parts import Part, PartKind, Prompt, Reason
+from services.router.domain.parts import DocumentRef, Part, PartKind, Prompt, Reason
 from services.router.domain.request import Reuse
 
 __all__ = [
@@ -51,13 +51,13 @@ class EntryKind(StrEnum):
 class CacheEntry:
     """One look-up. `after_part` is set for prefixes: the number of parts that the snapshot covers.
 
-    `document_ids` name every document whose text stands in it: it falls with any of them.
+    `documents` are all with an id whose text stands in it: it falls with any of them.
     """
 
     kind: EntryKind
     content_hash: bytes
     num_tokens: int
-    document_ids: tuple[str, ...] = ()
+    documents: tuple[DocumentRef, ...] = ()
     after_part: int = 0
 
 
@@ -71,7 +71,10 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The directory's answer for one entry: `served` is HIT, COLD or PENDING; `key` is opaque."""
+    """The directory's answer for one entry: `served` is HIT, COLD or PENDING; `key` is opaque.
+
+    LIVE: another text is registered under one of the entry's document ids, so that it is neither reused nor stored.
+    """
 
     served: Served
     key: bytes
@@ -147,7 +150,7 @@ def draft(prompt: Prompt, profile: Profile, reuse: Reuse) -> Plan:
             EntryKind.SEGMENT,
             each.content_hash,
             each.part.num_tokens,
-            _document_ids(
+            _documents(
                 part for part, content in zip(prompt.parts, hashes, strict=True) if content == each.content_hash
             ),
         )
@@ -192,7 +195,7 @@ def settle_segments(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
             each,
             served=outcome.served,
             first=outcome.served if is_first_answer else each.first,
-            reason=None if outcome.served is Served.HIT else each.reason or Reason.FIRST_USE,
+            reason=_segment_reason(each, outcome),
             key=outcome.key,
             tier=outcome.tier,
             ticket=outcome.ticket,
@@ -207,6 +210,12 @@ def settle_captures(plan: Plan, stored: Collection[bytes]) -> Plan:
     parts = [replace(each, is_captured=True) if each.key in stored else each for each in plan.parts]
     captured = replace(plan, parts=tuple(parts))
     return serve_live(captured, lambda each: each.served is Served.COLD and not each.is_captured, Reason.CAPTURE_FAILED)
+
+
+def _segment_reason(each: PartPlan, outcome: Outcome) -> Reason | None:
+    if outcome.served is Served.LIVE:
+        return Reason.SUPERSEDED
+    return None if outcome.served is Served.HIT else each.reason or Reason.FIRST_USE
 
 
 def serve_live(plan: Plan, choose: Callable[[PartPlan], bool], reason: Reason) -> Plan:
@@ -262,13 +271,14 @@ def _prefix_entries(prompt: Prompt, hashes: list[bytes], min_tokens: int, reuse:
         chain = chain_hash(chain, content, "exact")
         num_tokens += part.num_tokens
         if part.ends_message and num_tokens >= min_tokens:
-            document_ids = _document_ids(prompt.parts[: index + 1])
-            entries.append(CacheEntry(EntryKind.PREFIX, chain, num_tokens, document_ids, index + 1))
+            documents = _documents(prompt.parts[: index + 1])
+            entries.append(CacheEntry(EntryKind.PREFIX, chain, num_tokens, documents, index + 1))
     # The first end is the deployment's system prompt, the last ones are the conversation's newest turns.
     kept = entries[:1] + entries[1:][-(_MAX_PREFIX_ENTRIES - 1) :]
     return tuple(reversed(kept))
 
 
-def _document_ids(parts: Iterable[Part]) -> tuple[str, ...]:
-    """Each id once, in prompt order."""
-    return tuple(dict.fromkeys(part.document_id for part in parts if part.document_id))
+def _documents(parts: Iterable[Part]) -> tuple[DocumentRef, ...]:
+    """Each document once, in prompt order."""
+    named = (part for part in parts if part.document_id)
+    return tuple(dict.fromkeys(DocumentRef(part.document_id, part.document_digest) for part in named))

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from blake3 import blake3
+
 from services.router.domain.errors import RouterError
 
 __all__ = [
@@ -58,6 +60,11 @@ class Document:
     text: str
     title: str = ""
     document_id: str = ""
+
+    @property
+    def digest(self) -> bytes:
+        """BLAKE3 over title and text: tells versions of a document apart, whatever the model."""
+        return blake3(len(self.title.encode()).to_bytes(8, "big") + self.title.encode() + self.text.encode()).digest()
 
 
 Content = Text | Document
@@ -123,15 +130,19 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Who may share states with this request."""
+    """Who may share states with this request; `budget_bytes` bounds the tenant's states, 0 leaves the common bound."""
 
     tenant: str
     salt: str = ""
+    budget_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request, whichever endpoint it came through."""
+    """One request, whichever endpoint it came through.
+
+    `max_in_flight`: how many requests its tenant may have under way at once; 0 is no bound.
+    """
 
     model: str
     prompt: ChatPrompt | TextPrompt
@@ -139,3 +150,4 @@ class GenerationRequest:
     stop: tuple[str, ...]
     options: ReuseOptions
     namespace: Namespace
+    max_in_flight: int = 0

@@ -20,7 +20,7 @@ def run_python(code: str) -> list[str]:
 
 
 def shown(stack: ServedStack) -> str:
-    return client_examples(stack.base_url, stack.model)
+    return client_examples(stack.base_url, stack.model, "")
 
 
 def test_the_curl_call_answers_and_is_reused(stack: ServedStack) -> None:

@@ -8,6 +8,7 @@ from services.cache.domain.errors import IntegrityError
 from services.cache.domain.integrity import (
     EntryState,
     LeaseState,
+    RecordState,
     Snapshot,
     TicketState,
     require_integrity,
@@ -15,30 +16,36 @@ from services.cache.domain.integrity import (
 )
 
 A, B = b"a" * 32, b"b" * 32
-SCOPES = frozenset({"tenant:1", "model:2", "document:3"})
+SCOPES = frozenset({"tenant:1", "model:2", "document:3", "tag:4"})
 SOUND = Snapshot(
     budget_bytes=100,
     used_bytes=60,
     sequence=9,
-    entries={A: EntryState(30, frozenset({"w1", "w2"}), frozenset({"l1"}))},
+    entries={A: EntryState(30, "tenant:1", frozenset({"w1", "w2"}), frozenset({"l1"}))},
     tickets={"t1": TicketState(B, 9, "l1", dead=False), "t0": TicketState(B, 8, "gone", dead=True)},
     ticket_of={B: "t1"},
     leases={"l1": LeaseState(frozenset({A}), frozenset({"t1"}))},
-    idle=frozenset(),
+    idle={},
     held={"w1": frozenset({A}), "w2": frozenset({A})},
     marked={"w1": frozenset({B})},
     scopes_of={A: SCOPES, B: SCOPES},
     keys_of_scope=dict.fromkeys(SCOPES, frozenset({A, B})),
+    tenant_bytes={"tenant:1": 60},
+    tenant_budgets={"tenant:1": 60},
+    records={"document:3": RecordState("tenant:1", frozenset({"tag:4"}), 9)},
+    records_of=dict.fromkeys(("tenant:1", "tag:4"), frozenset({"document:3"})),
 )
 BROKEN = {
     "counter": replace(SOUND, used_bytes=30),
     "budget": replace(SOUND, budget_bytes=59),
-    "no holder": replace(SOUND, used_bytes=0, held={}, entries={A: EntryState(30, frozenset(), frozenset({"l1"}))}),
+    "no holder": replace(
+        SOUND, used_bytes=0, held={}, entries={A: EntryState(30, "tenant:1", frozenset(), frozenset({"l1"}))}
+    ),
     "holder": replace(SOUND, held={"w1": frozenset({A})}),
     "marked": replace(SOUND, marked={"w1": frozenset({A})}),
     "lease": replace(SOUND, leases={"l1": LeaseState(frozenset(), frozenset({"t1"}))}),
     "lost lease": replace(SOUND, leases={}),
-    "idle": replace(SOUND, idle=frozenset({A})),
+    "idle": replace(SOUND, idle={"tenant:1": frozenset({A})}),
     "owned": replace(SOUND, leases={"l1": LeaseState(frozenset({A}), frozenset())}),
     "live ticket": replace(SOUND, ticket_of={}),
     "dead ticket": replace(SOUND, ticket_of={B: "t0"}),
@@ -50,6 +57,16 @@ BROKEN = {
         scopes_of={**SOUND.scopes_of, b"c" * 32: SCOPES},
         keys_of_scope=dict.fromkeys(SCOPES, frozenset({A, B, b"c" * 32})),
     ),
+    "tenant's counter": replace(SOUND, tenant_bytes={"tenant:1": 59}),
+    "tenant's budget": replace(SOUND, tenant_budgets={"tenant:1": 59}),
+    "another tenant": replace(
+        SOUND,
+        entries={A: EntryState(30, "tenant:9", frozenset({"w1", "w2"}), frozenset({"l1"}))},
+        tenant_bytes={"tenant:9": 60},
+    ),
+    "record index": replace(SOUND, records_of={"tenant:1": frozenset({"document:3"})}),
+    "lost record": replace(SOUND, records={}),
+    "version": replace(SOUND, records={"document:3": RecordState("tenant:1", frozenset({"tag:4"}), 10)}),
     "no tenant": replace(
         SOUND,
         scopes_of=dict.fromkeys((A, B), SCOPES - {"tenant:1"}),

@@ -16,8 +16,10 @@ from services.router.domain.request import (
     Text,
     TextPrompt,
 )
+from services.router.domain.tenancy import Caller, Scope
 
-PARSER = RequestParser("tenant", "")
+PARSER = RequestParser("")
+CALLER = Caller("tenant", frozenset({Scope.GENERATE}))
 WHOLE = Document("the text", "Title", "a")
 BASE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
@@ -37,7 +39,7 @@ BASE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     ],
 )
 def test_documents(sent: object, read: Document) -> None:
-    prompt = PARSER.parse_chat(BASE | {"documents": [sent]}).request.prompt
+    prompt = PARSER.parse_chat(BASE | {"documents": [sent]}, CALLER).request.prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.documents == (read,)
 
@@ -55,7 +57,7 @@ def test_documents(sent: object, read: Document) -> None:
 def test_document_parts_stand_where_they_were_put(part: dict[str, Any]) -> None:
     content = [{"type": "text", "text": "one"}, {"type": "document"} | part, {"type": "text", "text": "two"}]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": content}]
-    prompt = PARSER.parse_chat({"model": "m", "messages": messages}).request.prompt
+    prompt = PARSER.parse_chat({"model": "m", "messages": messages}, CALLER).request.prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages[0].role is Role.SYSTEM
     assert prompt.messages[1].content == (Text("one"), WHOLE, Text("two"))
@@ -65,14 +67,14 @@ def test_marked_text_and_one_id_for_equal_documents() -> None:
     marked = [{"type": "text", "text": "memory", "hypic": {"segment": True}}]
     documents = [{"id": "a", "text": "x"}, {"id": "a", "text": "x"}]
     body = {"model": "m", "messages": [{"role": "user", "content": marked}], "documents": documents}
-    prompt = PARSER.parse_chat(body).request.prompt
+    prompt = PARSER.parse_chat(body, CALLER).request.prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages[0].content == (Text("memory", is_segment=True),)
     assert len(prompt.documents) == 2
 
 
 def test_options_and_their_defaults() -> None:
-    plain = PARSER.parse_chat(BASE).request
+    plain = PARSER.parse_chat(BASE, CALLER).request
     assert plain.sampling == Sampling(1.0, 1.0, 0, None, None)
     assert (plain.options.reuse, plain.options.cold, plain.options.explain) == (Reuse.COMPOSE, Cold.PARALLEL, False)
     assert plain.namespace == Namespace("tenant", "")
@@ -81,7 +83,7 @@ def test_options_and_their_defaults() -> None:
         "stop": ["a", "b"], "cache_salt": "s", "n": 1, "logprobs": False, "tools": [], "presence_penalty": 0.0,
         "hypic": {"reuse": "exact", "cold": "live", "explain": True}, "stream": True, "response_format": {"type": "text"},
     }  # fmt: skip
-    parsed = PARSER.parse_chat(full)
+    parsed = PARSER.parse_chat(full, CALLER)
     assert parsed.request.sampling == Sampling(0.0, 0.5, 0, 2**64 - 1, 7)
     assert parsed.request.stop == ("a", "b")
     assert parsed.request.namespace.salt == "s"
@@ -92,8 +94,8 @@ def test_options_and_their_defaults() -> None:
 
 def test_the_separator_of_completions() -> None:
     body = {"model": "m", "prompt": "one<sep>two<sep>three"}
-    off = PARSER.parse_completion(body).request
+    off = PARSER.parse_completion(body, CALLER).request
     assert off.prompt == TextPrompt(("one<sep>two<sep>three",))
     assert off.sampling.max_tokens == 16
-    cut = RequestParser("tenant", "<sep>").parse_completion(body).request
+    cut = RequestParser("<sep>").parse_completion(body, CALLER).request
     assert cut.prompt == TextPrompt(("one", "two", "three"))

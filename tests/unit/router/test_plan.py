@@ -10,6 +10,7 @@ from services.router.domain.explain import explain_parts
 from services.router.domain.model import Profile
 from services.router.domain.parts import Part, PartKind, Prompt, Reason
 from services.router.domain.plan import (
+    CacheEntry,
     EntryKind,
     Outcome,
     Plan,
@@ -37,6 +38,10 @@ PROMPT = Prompt((SYSTEM, TURN, OPENING, SEGMENT, OTHER, SEGMENT, QUESTION, LAST)
 TICKET = Ticket("ticket", 1)
 
 
+def ids(entry: CacheEntry) -> tuple[str, ...]:
+    return tuple(each.document_id for each in entry.documents)
+
+
 def outcome(served: Served, name: bytes = b"key") -> Outcome:
     return Outcome(served, name, "host", TICKET if served is Served.COLD else None, 1.0)
 
@@ -55,7 +60,7 @@ def served(plan: Plan) -> list[Served]:
 
 def test_compose_asks_for_prefixes_ahead_of_segments_and_each_segment_once() -> None:
     plan = draft(PROMPT, PROFILE, Reuse.COMPOSE)
-    asked = [(entry.kind, entry.num_tokens, entry.after_part, entry.document_ids) for entry in plan.entries]
+    asked = [(entry.kind, entry.num_tokens, entry.after_part, ids(entry)) for entry in plan.entries]
     assert asked == [
         (EntryKind.PREFIX, 50, 2, ()),
         (EntryKind.PREFIX, 20, 1, ()),
@@ -75,9 +80,9 @@ def test_exact_asks_for_every_message_end_and_off_for_nothing() -> None:
 def test_an_entry_names_every_document_that_stands_in_it() -> None:
     """A snapshot over documents falls with each of them, a text under two ids with both."""
     exact = draft(PROMPT, PROFILE, Reuse.EXACT)
-    assert [entry.document_ids for entry in exact.entries] == [("a", "b"), (), ()]
+    assert [ids(entry) for entry in exact.entries] == [("a", "b"), (), ()]
     twice = Prompt((SEGMENT, replace(SEGMENT, document_id="c"), LAST))
-    assert [entry.document_ids for entry in draft(twice, PROFILE, Reuse.COMPOSE).entries] == [("a", "c")]
+    assert [ids(entry) for entry in draft(twice, PROFILE, Reuse.COMPOSE).entries] == [("a", "c")]
 
 
 def test_chains_depend_on_everything_before() -> None:
@@ -105,6 +110,15 @@ def test_a_pending_prefix_is_live() -> None:
     assert served(plan) == [Served.LIVE, Served.LIVE]
     assert plan.parts[0].reason is Reason.COMPUTED_ELSEWHERE
     assert not plan.snapshots
+
+
+def test_an_older_version_of_a_document_is_live_and_never_a_snapshot() -> None:
+    outcomes = [Served.HIT, Served.HIT, Served.LIVE, Served.HIT]
+    plan = settle(draft(PROMPT, PROFILE, Reuse.COMPOSE), outcomes)
+    assert served(plan)[3:6] == [Served.LIVE, Served.HIT, Served.LIVE]
+    assert [plan.parts[index].reason for index in (3, 5)] == [Reason.SUPERSEDED] * 2
+    exact = settle(draft(PROMPT, PROFILE, Reuse.EXACT), [Served.LIVE, Served.LIVE, Served.COLD])
+    assert [snapshot.after_part for snapshot in exact.snapshots] == [1]
 
 
 def test_segments_follow_their_outcome_and_repeats_share_it() -> None:

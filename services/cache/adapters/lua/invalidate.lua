@@ -1,1 +1,2 @@
+-- Answers {number of entries, number of documents, copies}.
 return remove_scope(order.scope, next_sequence())

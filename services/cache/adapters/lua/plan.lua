@@ -1,8 +1,14 @@
--- Answers {'ok', entry...}, {'stale', tenant epoch, model epoch} or {'unknown_lease'}. An entry is
--- {'hit', worker, address, tier, ...}, {'cold', ticket, fence, seconds} or {'pending', seconds}.
-local tenant_epoch, model_epoch = epoch_of(order.tenant), epoch_of(order.model)
-if tenant_epoch ~= order.epochs[1] or model_epoch ~= order.epochs[2] then
-  return { 'stale', integer(tenant_epoch), integer(model_epoch) }
+-- Answers {'ok', entry...}, {'stale', scope, epoch, ...} or {'unknown_lease'}. An entry is {'superseded'},
+-- {'hit', key, worker, address, tier, ...}, {'cold', ticket, fence, seconds} or {'pending', seconds}.
+local stale = { 'stale' }
+local is_stale = false
+for scope, epoch in pairs(order.epochs) do
+  is_stale = is_stale or epoch_of(scope) ~= epoch
+  stale[#stale + 1] = scope
+  stale[#stale + 1] = integer(epoch_of(scope))
+end
+if is_stale then
+  return stale
 end
 local lease_ends = expiry('leases', order.lease)
 if order.extends and lease_ends == 0 then
@@ -10,6 +16,9 @@ if order.extends and lease_ends == 0 then
 end
 lease_ends = math.max(lease_ends, now + order.lease_seconds)
 call('ZADD', base .. 'leases', lease_ends, order.lease)
+if order.budget_bytes > 0 then
+  call('HSET', base .. 'budgets', order.tenant, integer(order.budget_bytes))
+end
 
 local function give_ticket(wanted)
   local fence = integer(next_sequence())
@@ -24,7 +33,7 @@ end
 local function hit(key)
   call('ZADD', base .. 'used', now, key)
   lease_entry(order.lease, key)
-  local reply = { 'hit' }
+  local reply = { 'hit', key }
   local tiers = call('HGETALL', base .. 'tiers:' .. key)
   for i = 1, #tiers, 2 do
     reply[#reply + 1] = tiers[i]
@@ -44,17 +53,45 @@ local function ticketed(key)
   return { 'pending', seconds }
 end
 
-local reply = { 'ok' }
-for _, wanted in ipairs(order.wanted) do
+local function is_superseded(wanted)
+  for _, document in ipairs(wanted.documents) do
+    local digest = call('HGET', base .. 'record:' .. document[1], 'digest')
+    if digest and digest ~= document[2] then
+      return true
+    end
+  end
+  return false
+end
+
+local function link_all(wanted)
+  link(wanted.key, order.tenant)
+  link(wanted.key, order.model)
+  for _, document in ipairs(wanted.documents) do
+    link(wanted.key, document[1])
+    local tags = call('HGET', base .. 'record:' .. document[1], 'tag_scopes')
+    for _, tag in ipairs(tags and cjson.decode(tags) or {}) do
+      link(wanted.key, tag)
+    end
+  end
+end
+
+local function plan_one(wanted)
+  if is_superseded(wanted) then
+    return { 'superseded' }
+  end
   local resident = published(wanted.key)
+  if not resident and wanted.public_key ~= cjson.null and published(wanted.public_key) then
+    return hit(wanted.public_key)
+  end
   if not resident and call('HEXISTS', base .. 'ticket_of', wanted.key) == 0 then
     give_ticket(wanted)
   end
-  link(wanted.key, order.tenant)
-  link(wanted.key, order.model)
-  if wanted.document ~= cjson.null then
-    link(wanted.key, wanted.document)
-  end
-  reply[#reply + 1] = resident and hit(wanted.key) or ticketed(wanted.key)
+  link_all(wanted)
+  return resident and hit(wanted.key) or ticketed(wanted.key)
+end
+
+local reply = { 'ok' }
+for _, wanted in ipairs(order.wanted) do
+  reply[#reply + 1] = plan_one(wanted)
 end
 return reply

@@ -35,7 +35,8 @@ if again and call('HEXISTS', base .. 'tiers:' .. key, order.worker) == 1 then
   return accepted(0, {})
 end
 
-local evicted = victims(again and size_of(key) or order.size, key)
+local tenant = tenant_of(key)
+local evicted = victims(tenant, again and size_of(key) or order.size, key)
 if not evicted then
   if not again then
     end_ticket(ticket)
@@ -47,12 +48,14 @@ for _, victim in ipairs(evicted) do
   if call('HEXISTS', base .. 'tiers:' .. victim, order.worker) == 1 then
     drop_keys[#drop_keys + 1] = victim
   end
-  remove_entry(victim)
+  remove_entry(victim, {})
 end
 if not again then
   call('HDEL', base .. 'ticket_of', key)
   forget_ticket(ticket)
-  add_entry(key, { kind = owned[4], tokens = owned[5], size = order.size, fence = order.fence, ticket = ticket })
+  add_entry(key, {
+    kind = owned[4], tenant = tenant, tokens = owned[5], size = order.size, fence = order.fence, ticket = ticket,
+  })
   if expiry('leases', owned[6]) ~= 0 then
     lease_entry(owned[6], key)
   end

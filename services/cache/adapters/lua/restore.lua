@@ -34,7 +34,7 @@ local function restored(record)
       return true
     end
   end
-  if used_bytes() + record.size > order.limits.budget_bytes then
+  if not has_room(record.tenant, record.size) then
     return false
   end
   local ticket = call('HGET', base .. 'ticket_of', key)

@@ -1,0 +1,52 @@
+"""From a request's headers to its caller."""
+
+from starlette.requests import Request
+
+from services.router.adapters.http_errors import HttpError
+from services.router.domain.tenancy import Caller, Keys, Scope
+
+__all__ = ["Gate", "require"]
+
+
+class Gate:
+    """Lets callers pass that have a key and its scope."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def admit(self, request: Request, scope: Scope) -> Caller:
+        """The caller.
+
+        Raises:
+            HttpError: no known key (401), or one without the scope (403).
+        """
+        caller = self._keys.find(_bearer(request))
+        if caller is None:
+            raise HttpError(
+                401,
+                "invalid_request_error",
+                "an API key is required: Authorization: Bearer …",
+                "invalid_api_key",
+                None,
+                {"www-authenticate": "Bearer", "x-should-retry": "false"},
+            )
+        require(caller, scope)
+        return caller
+
+
+def require(caller: Caller, scope: Scope) -> None:
+    """Raise `HttpError` unless the caller has a scope."""
+    if not caller.may(scope):
+        raise HttpError(
+            403,
+            "permission_error",
+            f"this API key lacks the scope {scope.value!r}",
+            "insufficient_scope",
+            None,
+            {"x-should-retry": "false"},
+        )
+
+
+def _bearer(request: Request) -> str:
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""

@@ -1,0 +1,167 @@
+"""Services and Redis are killed at random moments under load: every answer is right, and all recovers by itself.
+
+A round kills each of them once. `HYPIC_SOAK_SECONDS` asks for rounds until this much time has passed (`make soak`).
+"""
+
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
+from services.cache.settings import CacheSettings
+from tests.e2e.stack.asking import CHAT, Answer, ask, body, document
+from tests.e2e.stack.served import ServedStack, wait_until
+from tests.redis_server import RedisServer
+
+SECONDS = float(os.environ.get("HYPIC_SOAK_SECONDS", "0"))
+NUM_DOCUMENTS = 6
+NUM_CLIENTS = 2
+
+
+@dataclass(slots=True)
+class Killed:
+    """A stack over a Redis that is killed too, and when the worker was last seen away."""
+
+    stack: ServedStack
+    redis: RedisServer
+    worker_away: threading.Event = field(default_factory=threading.Event)
+    num_worker_kills: int = 0
+
+    def kill(self, target: str) -> None:
+        """SIGKILL; returns once it is back."""
+        if target == "redis":
+            self.redis.kill()
+            time.sleep(0.5)
+            self.redis.start()
+            return
+        if target == "worker":
+            self.num_worker_kills += 1
+            self.worker_away.set()
+        self.stack.wait_restarted(target, self.stack.kill(target))
+        if target == "worker":
+            self.worker_away.clear()
+
+
+@pytest.fixture
+def killed(random_checkpoint: Path, tmp_path: Path) -> Iterator[Killed]:
+    with tempfile.TemporaryDirectory(prefix="hypic-redis-") as folder:
+        redis = RedisServer(Path(folder))
+        redis.start()
+        variables = {
+            "HYPIC_CACHE_DIRECTORY": "redis",
+            "HYPIC_CACHE_REDIS_URL": redis.url,
+            "HYPIC_CACHE_SECRET": "a secret of the soak",
+            "HYPIC_ROUTER_WORKER_WAIT_SECONDS": "40",
+            "HYPIC_ROUTER_LEASE_SECONDS": "4",
+            "HYPIC_CACHE_TICKET_SECONDS": "4",
+        }
+        try:
+            with ServedStack(random_checkpoint, tmp_path / "log", variables) as stack:
+                yield Killed(stack, redis)
+        finally:
+            redis.stop()
+
+
+class Load:
+    """Clients that ask about one document each time, and now and then delete it first."""
+
+    def __init__(self, killed: Killed, documents: list[dict[str, str]]) -> None:
+        self._killed = killed
+        self._documents = documents
+        # One document: its text is either composed or recomputed, and each way has one right answer.
+        self._composed = [self._stored(each) for each in documents]
+        self._recomputed = [ask(killed.stack, [each], reuse="off").text for each in documents]
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(NUM_CLIENTS)]
+        self.num_answers = 0
+        self.faults: list[str] = []
+
+    def _stored(self, asked: dict[str, str]) -> str:
+        ask(self._killed.stack, [asked])
+        return ask(self._killed.stack, [asked]).text
+
+    def __enter__(self) -> "Load":
+        assert self._composed != self._recomputed
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(120)
+            assert not thread.is_alive(), "a request hangs"
+
+    def check(self, index: int, answer: Answer) -> None:
+        """Note an answer that is not what this way of serving gives."""
+        right = self._recomputed if answer.served == ["live"] else self._composed
+        if answer.text != right[index]:
+            self.faults.append(f"document {index} served {answer.served}: {answer.text!r}")
+        self.num_answers += 1
+
+    def _run(self, seed: int) -> None:
+        source = random.Random(seed)
+        with httpx2.Client(base_url=self._killed.stack.base_url, timeout=100) as http:
+            while not self._stopping.is_set():
+                try:
+                    self._ask_one(http, source)
+                except Exception as error:  # a fault of this thread must fail the test, not the thread
+                    self.faults.append(repr(error))
+                    return
+
+    def _ask_one(self, http: httpx2.Client, source: random.Random) -> None:
+        index = source.randrange(len(self._documents))
+        if source.random() < 0.1:
+            status = http.delete(f"/v1/documents/{self._documents[index]['id']}").status_code
+            if status not in (200, 404, 503):
+                self.faults.append(f"a deletion ended with {status}")
+        kills, was_away = self._killed.num_worker_kills, self._killed.worker_away.is_set()
+        response = http.post(CHAT, json=body(self._killed.stack, [self._documents[index]]))
+        if response.status_code == 200:
+            self.check(index, Answer(response.json()))
+        elif not was_away and kills == self._killed.num_worker_kills:
+            self.faults.append(f"{response.status_code} while the worker lived: {response.text}")
+
+
+def test_kills_under_load_cost_no_answer(killed: Killed) -> None:
+    documents = [document(f"soak {index}") | {"id": f"soak {index}"} for index in range(NUM_DOCUMENTS)]
+    source = random.Random(7)
+    ends_at = time.monotonic() + SECONDS
+    with Load(killed, documents) as load:
+        while True:
+            for target in source.sample(["cache", "worker", "redis"], 3):
+                time.sleep(source.random())
+                killed.kill(target)
+                _await_more(load)
+            if time.monotonic() >= ends_at or load.faults:
+                break
+    assert load.faults == []
+    for index, each in enumerate(documents):
+        wait_until(lambda asked=each: ask(killed.stack, [asked]).served == ["hit"])  # type: ignore[misc] # bound now
+        load.check(index, ask(killed.stack, [each]))
+    assert load.faults == []
+    killed.stack.wait_idle()
+
+
+def _await_more(load: Load) -> None:
+    """Until something has been answered since."""
+    before = load.num_answers
+    wait_until(lambda: load.num_answers > before or bool(load.faults), 100)
+
+
+async def test_the_directory_is_sound_after_a_kill(killed: Killed) -> None:
+    killed.kill("redis")
+    asked: list[Any] = [document("sound")]
+    wait_until(lambda: ask(killed.stack, asked).served == ["hit"])
+    directory = RedisDirectory(RedisAddress(killed.redis.url, "hypic"), CacheSettings.from_environment().limits())
+    await directory.check_integrity()
+    await directory.close()
