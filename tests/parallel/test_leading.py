@@ -36,9 +36,16 @@ KEY, SNAPSHOT = bytes(range(32)), bytes(32)
 
 
 def request(heard: Heard, temperature: float = 0.0, seed: int | None = None) -> GenerateRequest:
-    parts = (PromptPart(SEGMENT, Serving.SEGMENT, KEY, captures=True), PromptPart(QUESTION))
+    parts = (PromptPart(SEGMENT, Serving.SEGMENT, KEY), PromptPart(QUESTION))
     options = SamplingOptions(6, temperature, top_p=0.9, top_k=50, seed=seed, stop_ids=frozenset({500, 400}))
     return GenerateRequest("asked", parts, options, heard.events.append, b"prefix", (SnapshotOrder(SNAPSHOT, 1),))
+
+
+def ordered() -> Submit:
+    """A request that captures its segment."""
+    asked = request(Heard(), temperature=0.7, seed=9)
+    segment, question = asked.parts
+    return Submit(replace(asked, parts=(replace(segment, captures=True), question)))
 
 
 def capture() -> SubmitCapture:
@@ -47,7 +54,7 @@ def capture() -> SubmitCapture:
 
 @pytest.mark.parametrize(
     "command",
-    [Submit(request(Heard(), temperature=0.7, seed=9)), capture(), Cancel("asked"), Drop((KEY, SNAPSHOT)), Drop(())],
+    [Submit(request(Heard())), ordered(), capture(), Cancel("asked"), Drop((KEY, SNAPSHOT)), Drop(())],
     ids=lambda command: type(command).__name__,
 )
 def test_a_command_arrives_as_it_was(command: Command) -> None:
