@@ -23,9 +23,12 @@ class Block:
     gate_up: torch.Tensor
     down: torch.Tensor
     shared: SharedTerm | None = None
+    residual: torch.Tensor | None = None
 
     def run(self, form: ModuleType) -> torch.Tensor:
-        outputs: torch.Tensor = form.feed_forward(self.hidden, self.choice, self.gate_up, self.down, self.shared)
+        outputs: torch.Tensor = form.feed_forward(
+            self.hidden, self.choice, self.gate_up, self.down, self.shared, self.residual
+        )
         return outputs
 
 
@@ -85,6 +88,17 @@ def test_a_shared_block_is_added(form: ModuleType, gated: bool, device: torch.de
     assert_far(shared.run(form), block.run(naive), TOLERANCE)
     other = replace(block, shared=_draw_shared(block, not gated))
     assert_far(other.run(form), shared.run(naive), TOLERANCE)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_residual_is_added(form: ModuleType, stride: int, device: torch.device) -> None:
+    """Rows that stand apart, or whose channels do."""
+    block = replace(_draw(7, device), shared=_draw_shared(_draw(7, device), gated=True))
+    tokens, channels = block.hidden.shape
+    wide = torch.randn(tokens, stride * channels + 3, generator=torch.Generator().manual_seed(3)).to(block.hidden)
+    added = replace(block, residual=wide[:, : stride * channels : stride])
+    assert_close(added.run(form), added.run(naive), TOLERANCE)
+    assert_far(added.run(form), block.run(naive), TOLERANCE)
 
 
 def test_a_shared_block_is_rounded_with_the_experts(device: torch.device) -> None:

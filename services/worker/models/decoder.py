@@ -21,8 +21,8 @@ Mix = Callable[[Mixer, torch.Tensor], torch.Tensor]
 class FeedForward(Protocol):
     """What follows a token mixer; every row is on its own."""
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Normed hidden states `[N, hidden]` to `[N, hidden]`."""
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Normed hidden states `[N, hidden]` to `[N, hidden]`, added to a residual where there is one."""
         ...
 
 
@@ -33,9 +33,10 @@ class SwiGlu:
     gate_up: torch.Tensor
     down: torch.Tensor
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """See `FeedForward`."""
-        return F.linear(activate(F.linear(hidden, self.gate_up)), self.down)
+        outputs = F.linear(activate(F.linear(hidden, self.gate_up)), self.down)
+        return outputs if residual is None else residual + outputs
 
 
 class Layer(Protocol):
@@ -65,7 +66,7 @@ class PreNormLayer:
         """See `Layer`."""
         mixed = mix(self.mixer, rms_norm(hidden, self.mixer_norm, self.eps))
         hidden, normed = add_rms_norm(hidden, mixed, self.feed_forward_norm, self.eps)
-        return hidden + self.feed_forward(normed)
+        return self.feed_forward(normed, hidden)
 
 
 @dataclass(frozen=True, slots=True)

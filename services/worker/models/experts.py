@@ -120,11 +120,12 @@ class Experts:
     shared: SwiGlu | None = None
     shared_gated: bool = False
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """See `FeedForward`. Logits, weights and the sum over experts are fp32."""
         logits = _router_logits(hidden, self.router)
         choice = choose(self.routing, logits[:, : self.routing.num_experts], self.bias)
-        return routed_swiglu.feed_forward(hidden, choice, self.gate_up, self.down, self._shared_term(hidden, logits))
+        shared = self._shared_term(hidden, logits)
+        return routed_swiglu.feed_forward(hidden, choice, self.gate_up, self.down, shared, residual)
 
     def _shared_term(self, hidden: torch.Tensor, logits: torch.Tensor) -> SharedTerm | None:
         if self.shared is None:

@@ -18,9 +18,10 @@ class _SharedFeedForward:
     share: FeedForward
     ranks: Ranks
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """See `FeedForward`."""
-        return self.ranks.sum(self.share(hidden))
+        outputs = self.ranks.sum(self.share(hidden))
+        return outputs if residual is None else residual + outputs
 
 
 @dataclass(frozen=True, slots=True)

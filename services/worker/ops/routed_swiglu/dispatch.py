@@ -10,11 +10,16 @@ __all__ = ["feed_forward"]
 
 
 def feed_forward(
-    hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, down: torch.Tensor, shared: SharedTerm | None = None
+    hidden: torch.Tensor,
+    choice: Choice,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    shared: SharedTerm | None = None,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `naive.feed_forward`."""
     if not runs_kernels(hidden):
-        return grouped.feed_forward(hidden, choice, gate_up, down, shared)
+        return grouped.feed_forward(hidden, choice, gate_up, down, shared, residual)
     from services.worker.ops.routed_swiglu import triton
 
-    return triton.feed_forward(hidden, choice, gate_up, down, shared)
+    return triton.feed_forward(hidden, choice, gate_up, down, shared, residual)

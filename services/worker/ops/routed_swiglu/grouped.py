@@ -9,7 +9,12 @@ __all__ = ["feed_forward"]
 
 
 def feed_forward(
-    hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, down: torch.Tensor, shared: SharedTerm | None = None
+    hidden: torch.Tensor,
+    choice: Choice,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    shared: SharedTerm | None = None,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `naive.feed_forward`; the sum is fp32."""
     flat = choice.experts.flatten()
@@ -25,4 +30,6 @@ def feed_forward(
             mixed.index_add_(0, own, outputs.float() * weights[expert][:, None])
     if shared is not None:
         mixed += shared.scaled(mixed.dtype)
+    if residual is not None:
+        mixed += residual
     return mixed.to(hidden.dtype)

@@ -4,9 +4,9 @@
 expert, a running sum over the counts, expert by expert, says where each block's begin, and `_place_kernel` puts them there.
 `_gate_up_kernel` and `_down_kernel` run a program a tile of one expert's pairs and block of columns; how many tiles there
 are, and whose they are, every program works out from the experts' offsets, and programs behind the last tile end at once.
-`_sum_kernel` adds a token's experts in the order of its choice, and the shared term last, so that no result depends on which
-program was first. Columns are the fastest axis of the grids: programs that run together read the same rows, and an expert's
-tiles meet its weights in L2.
+`_sum_kernel` adds a token's experts in the order of its choice, then the shared term and the residual, so that no result
+depends on which program was first. Columns are the fastest axis of the grids: programs that run together read the same rows,
+and an expert's tiles meet its weights in L2.
 """
 
 from dataclasses import dataclass
@@ -150,8 +150,8 @@ def _down_kernel(
 
 @triton.jit
 def _sum_kernel(
-    parts, shared, shared_logits, outputs, H, shared_stride, logit_stride,
-    TOP: tl.constexpr, BH: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr,
+    parts, shared, shared_logits, residual, outputs, H, shared_stride, logit_stride, residual_stride,
+    TOP: tl.constexpr, BH: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """One token and block of channels."""
     i_t = tl.program_id(0).to(tl.int64)
@@ -164,6 +164,8 @@ def _sum_kernel(
         if GATED:
             b_s *= tl.sigmoid(tl.load(shared_logits + i_t * logit_stride).to(tl.float32))
         b_o += b_s
+    if ADDED:
+        b_o += tl.load(residual + i_t * residual_stride + o_h, mask=o_h < H, other=0.0).to(tl.float32)
     tl.store(outputs + i_t * H + o_h, b_o.to(outputs.dtype.element_ty), mask=o_h < H)
 
 
@@ -229,7 +231,12 @@ class _Order:
 
 
 def feed_forward(
-    hidden: torch.Tensor, choice: Choice, gate_up: torch.Tensor, down: torch.Tensor, shared: SharedTerm | None = None
+    hidden: torch.Tensor,
+    choice: Choice,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    shared: SharedTerm | None = None,
+    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `naive.feed_forward`, on a GPU: bf16, fp16 or fp32 as hidden and weights are, sums in fp32.
 
@@ -255,11 +262,11 @@ def feed_forward(
         activated, down, choice.weights.contiguous(), order.pairs, order.firsts, parts, num_experts, channels, size,
         BN=tiles.columns, **shape, **launch,
     )  # fmt: skip
-    return _sum(parts.view(tokens, top, channels), shared)
+    return _sum(parts.view(tokens, top, channels), shared, residual)
 
 
-def _sum(parts: torch.Tensor, shared: SharedTerm | None) -> torch.Tensor:
-    """Parts `[N, k, H]` and the shared term, to `[N, H]` in the parts' dtype."""
+def _sum(parts: torch.Tensor, shared: SharedTerm | None, residual: torch.Tensor | None) -> torch.Tensor:
+    """Parts `[N, k, H]`, the shared term and the residual, to `[N, H]` in the parts' dtype."""
     tokens, top, channels = parts.shape
     outputs = parts.new_empty(tokens, channels)
     # A kernel reads no more of these than its constants allow.
@@ -267,8 +274,12 @@ def _sum(parts: torch.Tensor, shared: SharedTerm | None) -> torch.Tensor:
     if shared is not None:
         added = shared.outputs if shared.outputs.stride(1) == 1 else shared.outputs.contiguous()
         logits = added if shared.logits is None else shared.logits
+    base = outputs if residual is None else residual
+    if base.stride(1) != 1:
+        base = base.contiguous()
     _sum_kernel[(tokens, triton.cdiv(channels, _SUM_CHANNELS))](
-        parts, added, logits, outputs, channels, added.stride(0), logits.stride(0), TOP=top, BH=_SUM_CHANNELS,
-        SHARED=shared is not None, GATED=shared is not None and shared.logits is not None, num_warps=4,
+        parts, added, logits, base, outputs, channels, added.stride(0), logits.stride(0), base.stride(0),
+        TOP=top, BH=_SUM_CHANNELS, SHARED=shared is not None, GATED=shared is not None and shared.logits is not None,
+        ADDED=residual is not None, num_warps=4,
     )  # fmt: skip
     return outputs
