@@ -22,6 +22,8 @@ __all__ = ["feed_forward"]
 # Every program of `_order_kernel` reads all pairs, which is one short launch for few and too much for many.
 _MOST_PAIRS_READ = 16384
 _BLOCK_PAIRS = 256
+# Pairs of a few requests that decode.
+_FEW_PAIRS = 64
 _SUM_CHANNELS = 1024
 
 
@@ -170,24 +172,37 @@ def _sum_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiles:
-    """rows of pairs by columns of weights, `channels` a step; a tile of the first product has half its columns of each half."""
+class _Steps:
+    """Channels of one step of a product, and how a program takes it."""
 
-    rows: int
-    columns: int
     channels: int
     warps: int
     stages: int
 
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """rows of pairs by columns of weights; a tile of the first product has half its columns of each half."""
+
+    rows: int
+    columns: int
+    gate_up: _Steps
+    down: _Steps
+
     @classmethod
     def of(cls, pairs: int, experts: int, dtype: torch.dtype) -> "_Tiles":
-        """Rows about as many as an expert has pairs, so that weights are read once and few rows stand empty."""
+        """Rows about as many as an expert has pairs, so that weights are read once and few rows stand empty.
+
+        Few pairs make few programs, of which each has more loads under way.
+        """
         rows = next((rows for rows, most in ((16, 12), (32, 28), (64, 224)) if pairs <= most * experts), 128)
         if dtype == torch.float32:
-            return cls(min(rows, 64), 64, 32, warps=4, stages=2)
+            steps = _Steps(32, warps=4, stages=2)
+            return cls(min(rows, 64), 64, steps, steps)
         if rows == 16:
-            return cls(rows, 64, 128, warps=4, stages=4)
-        return cls(rows, 128, 64, warps=4, stages=4) if rows < 128 else cls(rows, 256, 64, warps=8, stages=3)
+            return cls(rows, 64, _Steps(256, 2, 5 if pairs <= _FEW_PAIRS else 3), _Steps(128, 2, 3))
+        steps = _Steps(64, warps=4, stages=4) if rows < 128 else _Steps(64, warps=8, stages=3)
+        return cls(rows, 128 if rows < 128 else 256, steps, steps)
 
     def most(self, pairs: int, experts: int) -> int:
         """An upper bound on the number of tiles, whatever was chosen."""
@@ -252,15 +267,16 @@ def feed_forward(
     most = tiles.most(tokens * top, num_experts)
     activated = hidden.new_empty(tokens * top, size)
     parts = hidden.new_empty(tokens * top, channels)
-    shape = {"BM": tiles.rows, "BK": tiles.channels, "BE": max(16, triton.next_power_of_2(num_experts))}
-    launch = {"PRECISION": "tf32x3", "num_warps": tiles.warps, "num_stages": tiles.stages}
+    shape = {"BM": tiles.rows, "BE": max(16, triton.next_power_of_2(num_experts)), "PRECISION": "tf32x3"}
     _gate_up_kernel[(triton.cdiv(size, tiles.columns // 2), most)](
         hidden.contiguous(), gate_up, order.pairs, order.firsts, activated, num_experts, channels, size,
-        TOP=top, BN=tiles.columns // 2, **shape, **launch,
+        TOP=top, BN=tiles.columns // 2, BK=tiles.gate_up.channels, **shape,
+        num_warps=tiles.gate_up.warps, num_stages=tiles.gate_up.stages,
     )  # fmt: skip
     _down_kernel[(triton.cdiv(channels, tiles.columns), most)](
         activated, down, choice.weights.contiguous(), order.pairs, order.firsts, parts, num_experts, channels, size,
-        BN=tiles.columns, **shape, **launch,
+        BN=tiles.columns, BK=tiles.down.channels, **shape,
+        num_warps=tiles.down.warps, num_stages=tiles.down.stages,
     )  # fmt: skip
     return _sum(parts.view(tokens, top, channels), shared, residual)
 
