@@ -112,6 +112,14 @@ class MeteredDirectory(Directory):
         return evicted
 
     @override
+    async def pin(self, scope: str) -> int:
+        return await self._directory.pin(scope)
+
+    @override
+    async def unpin(self, scope: str) -> int:
+        return await self._directory.unpin(scope)
+
+    @override
     async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
         return await self._directory.heartbeat(worker_id, address, copies)
 

@@ -4,6 +4,7 @@ Each method is one Lua script, so it is atomic in Redis. All keys start with `{p
 one slot of a cluster. The instance must not evict (`maxmemory-policy noeviction`).
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -53,10 +54,11 @@ from services.cache.domain.values import (
 __all__ = ["RedisAddress", "RedisDirectory"]
 
 _SCRIPTS = (
-    "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "documents", "states", "heartbeat",
+    "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "pin", "documents", "states", "heartbeat",
     "restore", "reconcile", "usage",
 )  # fmt: skip
 _TIMEOUT_SECONDS = 1.0
+_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class RedisDirectory(Directory):
             retry=retry,
             **_security(address),
         )
+        self._turns = asyncio.Semaphore(_CONNECTIONS)
         self._base = f"{{{address.prefix}}}:"
         self._limits = limits
         self._clock = clock
@@ -146,6 +149,14 @@ class RedisDirectory(Directory):
         return Removal(num_entries, num_documents, codec.removed_copies(copies))
 
     @override
+    async def pin(self, scope: str) -> int:
+        return int(await self._run("pin", scope=scope, is_pinned=True))
+
+    @override
+    async def unpin(self, scope: str) -> int:
+        return int(await self._run("pin", scope=scope, is_pinned=False))
+
+    @override
     async def register(self, order: RegisterOrder) -> RegisterReply:
         outcome, version, num_entries, copies = await self._run("register", **codec.register_fields(order))
         removal = Removal(num_entries, 1 if outcome == RegisterOutcome.REPLACED else 0, codec.removed_copies(copies))
@@ -196,8 +207,18 @@ class RedisDirectory(Directory):
     async def _run(self, script: str, **order: object) -> Any:  # noqa: ANN401 # each script answers in its own shape
         now = self._clock() if self._clock else None
         message = json.dumps({**order, "now": now, "limits": asdict(self._limits)})
-        async with _unavailable():
+        async with _unavailable(), self._turn():
             return await self._scripts[script](keys=[self._base], args=[message])
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Scripts run one after the other: beyond a few connections calls wait here, where the pool would refuse them."""
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            await self._turns.acquire()
+        try:
+            yield
+        finally:
+            self._turns.release()
 
 
 def _security(address: RedisAddress) -> dict[str, Any]:

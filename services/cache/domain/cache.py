@@ -56,7 +56,10 @@ class PartEntry:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """All reusable parts of one request. `lease_seconds` 0 means the default; `lease_id` extends an earlier plan."""
+    """All reusable parts of one request. `lease_seconds` 0 means the default; `lease_id` extends an earlier plan.
+
+    `admit_all`: give a ticket for every absent part, however seldom it was seen.
+    """
 
     namespace: Namespace
     model: str
@@ -64,6 +67,7 @@ class PlanRequest:
     entries: tuple[PartEntry, ...]
     lease_seconds: float
     lease_id: str
+    admit_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class SegmentCache:
                 epochs=epochs,
                 wanted=self._wanted(request, [epochs[scope] for scope in scopes]),
                 budget_bytes=request.namespace.budget_bytes,
+                admit_all=request.admit_all,
             )
             try:
                 return await self._directory.plan(order)
@@ -184,8 +189,7 @@ class SegmentCache:
 
     async def invalidate_document(self, tenant: str, document_id: str) -> Removal:
         """Make a tenant's document unreachable under every salt."""
-        _check(bool(document_id), "document_id: must not be empty")
-        return await self._directory.invalidate(self._keys.document_scope(tenant, document_id))
+        return await self._directory.invalidate(self._document_scope(tenant, document_id))
 
     async def invalidate_tag(self, tenant: str, tag: str) -> Removal:
         """Make every document of a tenant unreachable that was registered with a tag."""
@@ -200,6 +204,26 @@ class SegmentCache:
         """Make everything that a model computed unreachable, of every tenant."""
         _check(bool(model), "model: must not be empty")
         return await self._directory.invalidate(self._keys.model_scope(model))
+
+    async def pin_document(self, tenant: str, document_id: str) -> int:
+        """Evict no state of a tenant's document; the number of its entries."""
+        return await self._directory.pin(self._document_scope(tenant, document_id))
+
+    async def unpin_document(self, tenant: str, document_id: str) -> int:
+        """Let states of a document be evicted again; the number of its entries."""
+        return await self._directory.unpin(self._document_scope(tenant, document_id))
+
+    async def pin_tenant(self, tenant: str) -> int:
+        """Evict nothing of a tenant; the number of its entries."""
+        return await self._directory.pin(self._keys.tenant_scope(tenant))
+
+    async def unpin_tenant(self, tenant: str) -> int:
+        """Let a tenant's entries be evicted again; the number of its entries."""
+        return await self._directory.unpin(self._keys.tenant_scope(tenant))
+
+    def _document_scope(self, tenant: str, document_id: str) -> str:
+        _check(bool(document_id), "document_id: must not be empty")
+        return self._keys.document_scope(tenant, document_id)
 
     async def heartbeat(self, worker_id: str, address: str, resident: Sequence[ResidentCopy]) -> tuple[bytes, ...]:
         """Note a worker's life and copies; the keys that it is to drop.
