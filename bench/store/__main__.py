@@ -1,0 +1,92 @@
+"""`python -m bench.store --out FILE`: plans through the real cache service, and eviction policies on traces."""
+
+import argparse
+import asyncio
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from bench.results import Row, merge_results
+from bench.store.load import Latencies, percentile, run_closed, run_open
+from bench.store.policies import load_traces, measure_policies
+from bench.store.redis_alone import RedisRate, measure_redis
+from bench.store.service import Fill, Served, Shape, draw_plans, fill, serve
+
+_RATE = 200.0
+_AT_ONCE = 16
+_SETTLE_PLANS = 200
+# Seconds of an all-open run; the 99th percentile is then of thousands of plans.
+_OPEN_SECONDS = 20
+_CLOSED_PLANS = 3000
+_REACH_MS = {"memory": 8.0, "redis": 15.0}
+
+
+async def measure_service(directory: str, shape: Shape, seconds: int) -> list[Row]:
+    """All rows of one directory."""
+    async with serve(directory) as served:
+        filled = await fill(served, shape)
+        await run_closed(served, draw_plans(shape, _SETTLE_PLANS, seed=1), _AT_ONCE)
+        opened = await run_open(served, draw_plans(shape, int(_RATE * seconds), seed=2), _RATE, seed=3)
+        closed = await run_closed(served, draw_plans(shape, _CLOSED_PLANS, seed=4), _AT_ONCE)
+        single = await run_closed(served, draw_plans(replace(shape, parts=1), _CLOSED_PLANS, seed=5), _AT_ONCE)
+        rows = [*rows_of(directory, shape, filled, opened, closed), *_single_rows(directory, single)]
+        return [*rows, *_redis_rows(served, closed, shape)]
+
+
+def rows_of(directory: str, shape: Shape, filled: Fill, opened: Latencies, closed: Latencies) -> Iterator[Row]:
+    """Latencies first, then rates."""
+    at_rate = f"{directory}, {shape.parts} parts, {_RATE:.0f} requests a second"
+    reach = _REACH_MS[directory]
+    yield Row(f"plan p99, {at_rate}", 1000 * percentile(opened.each, 0.99), "ms", reach, better="lower")
+    yield Row(f"plan p50, {at_rate}", 1000 * percentile(opened.each, 0.5), "ms", better="lower")
+    yield Row(f"service's processor time a request, {at_rate}", 1000 * opened.service_seconds, "ms", better="lower")
+    yield Row(f"calls refused, {at_rate}", opened.num_refused, "", 0.0, better="lower")
+    at_once = f"{directory}, {shape.parts} parts, {_AT_ONCE} requests at once"
+    yield Row(f"plans, {at_once}", closed.rate, "1/s")
+    yield Row(f"plan p99, {at_once}", 1000 * percentile(closed.each, 0.99), "ms", better="lower")
+    yield Row(f"publishes, {directory}", shape.entries / filled.seconds, "1/s")
+
+
+def _single_rows(directory: str, single: Latencies) -> Iterator[Row]:
+    yield Row(f"plans, {directory}, 1 part, {_AT_ONCE} requests at once", single.rate, "1/s")
+
+
+def _redis_rows(served: Served, closed: Latencies, shape: Shape) -> Iterator[Row]:
+    if served.redis is None:
+        return
+    alone: RedisRate = measure_redis(served.redis)
+    yield Row(f"Redis alone, GET ({alone.how})", alone.rate, "1/s")
+    yield Row("parts planned a second over GETs a second, redis", closed.rate * shape.parts / alone.rate, "×")
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--entries", type=int, default=Shape().entries, help="in the directory")
+    parser.add_argument("--seconds", type=int, default=_OPEN_SECONDS, help="of the load by schedule")
+    parser.add_argument(
+        "--trace", type=Path, action="append", default=[], help="a trace for the policies; several times"
+    )
+    arguments = parser.parse_args()
+    shape = replace(Shape(), entries=arguments.entries)
+    device = f"CPU, {os.cpu_count()} cores, {platform.machine()}"
+    command = " ".join(["python -m bench.store", *sys.argv[1:]])
+    for directory in _REACH_MS:
+        rows = asyncio.run(measure_service(directory, shape, arguments.seconds))
+        keep(arguments.out, command, device, f"plans_{directory}", rows)
+    keep(arguments.out, command, device, "policies", list(measure_policies(load_traces(arguments.trace))))
+
+
+def keep(out: Path, command: str, device: str, subject: str, rows: list[Row]) -> None:
+    """Write a subject's rows and print them."""
+    merge_results(out, command, device, subject, rows)
+    for row in rows:
+        print(f"{row.value:12.4g} {row.unit:4} {row.measure}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
