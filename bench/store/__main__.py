@@ -22,6 +22,8 @@ _SETTLE_PLANS = 200
 _OPEN_SECONDS = 20
 _CLOSED_PLANS = 3000
 _REACH_MS = {"memory": 8.0, "redis": 15.0}
+_PLANS, _POLICIES = "plans_", "policies"
+_SUBJECTS = (*(f"{_PLANS}{directory}" for directory in _REACH_MS), _POLICIES)
 
 
 async def measure_service(directory: str, shape: Shape, seconds: int) -> list[Row]:
@@ -65,6 +67,7 @@ def _redis_rows(served: Served, closed: Latencies, shape: Shape) -> Iterator[Row
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("subjects", nargs="*", choices=[[], *_SUBJECTS], help="all of them without any")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--entries", type=int, default=Shape().entries, help="in the directory")
     parser.add_argument("--seconds", type=int, default=_OPEN_SECONDS, help="of the load by schedule")
@@ -75,10 +78,12 @@ def main() -> None:
     shape = replace(Shape(), entries=arguments.entries)
     device = f"CPU, {os.cpu_count()} cores, {platform.machine()}"
     command = " ".join(["python -m bench.store", *sys.argv[1:]])
-    for directory in _REACH_MS:
-        rows = asyncio.run(measure_service(directory, shape, arguments.seconds))
-        keep(arguments.out, command, device, f"plans_{directory}", rows)
-    keep(arguments.out, command, device, "policies", list(measure_policies(load_traces(arguments.trace))))
+    for subject in arguments.subjects or _SUBJECTS:
+        if subject == _POLICIES:
+            rows = list(measure_policies(load_traces(arguments.trace)))
+        else:
+            rows = asyncio.run(measure_service(subject.removeprefix(_PLANS), shape, arguments.seconds))
+        keep(arguments.out, command, device, subject, rows)
 
 
 def keep(out: Path, command: str, device: str, subject: str, rows: list[Row]) -> None:

@@ -2,7 +2,8 @@
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.cache.domain.directory import (
@@ -32,6 +33,7 @@ from services.cache.domain.values import (
 __all__ = ["NamedDocument", "PartEntry", "PlanRequest", "PublishResult", "ResidentCopy", "SegmentCache"]
 
 _PLAN_ATTEMPTS = 5
+_REMEMBERED_EPOCHS = 10_000
 _MAX_LEASE_SECONDS = 3600.0
 _PUBLIC = Namespace(PUBLIC_TENANT, "")
 
@@ -95,6 +97,7 @@ class SegmentCache:
         self._directory = directory
         self._keys = KeyDeriver(secret)
         self._receipts = ReceiptSigner(secret)
+        self._epochs: OrderedDict[tuple[str, ...], Mapping[str, int]] = OrderedDict()
         self._default_lease_seconds = default_lease_seconds
 
     async def plan(self, request: PlanRequest) -> PlanReply:
@@ -107,7 +110,7 @@ class SegmentCache:
         """
         _check_plan(request)
         scopes = self._plan_scopes(request)
-        epochs = await self._directory.epochs(scopes)
+        epochs = self._epochs.get(scopes) or await self._directory.epochs(scopes)
         lease_id, nonce = request.lease_id or secrets.token_hex(16), secrets.token_hex(8)
         for _ in range(_PLAN_ATTEMPTS):
             order = PlanOrder(
@@ -123,10 +126,20 @@ class SegmentCache:
                 admit_all=request.admit_all,
             )
             try:
-                return await self._directory.plan(order)
+                reply = await self._directory.plan(order)
             except StaleEpochsError as error:
                 epochs = error.current
+            else:
+                self._remember(scopes, epochs)
+                return reply
         raise StaleEpochsError(epochs)
+
+    def _remember(self, scopes: tuple[str, ...], epochs: Mapping[str, int]) -> None:
+        """Most plans find the epochs of the last one, which spares them a call; the directory refuses old ones."""
+        self._epochs[scopes] = epochs
+        self._epochs.move_to_end(scopes)
+        if len(self._epochs) > _REMEMBERED_EPOCHS:
+            self._epochs.popitem(last=False)
 
     def _plan_scopes(self, request: PlanRequest) -> tuple[str, ...]:
         """The scopes of tenant and model, and of the public namespace where that is another."""
