@@ -57,6 +57,7 @@ _SCRIPTS = (
     "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "pin", "documents", "states", "heartbeat",
     "restore", "reconcile", "usage",
 )  # fmt: skip
+_MAKE_ROOM = ("publish", "reconcile")
 _TIMEOUT_SECONDS = 1.0
 _CONNECTIONS = 16
 
@@ -95,11 +96,7 @@ class RedisDirectory(Directory):
         self._base = f"{{{address.prefix}}}:"
         self._limits = limits
         self._clock = clock
-        sources = files("services.cache.adapters") / "lua"
-        prelude = (sources / "prelude.lua").read_text()
-        self._scripts = {
-            name: self._client.register_script(prelude + (sources / f"{name}.lua").read_text()) for name in _SCRIPTS
-        }
+        self._scripts = {name: self._client.register_script(_source(name)) for name in _SCRIPTS}
 
     @override
     async def epochs(self, scopes: Sequence[str]) -> Mapping[str, int]:
@@ -219,6 +216,13 @@ class RedisDirectory(Directory):
             yield
         finally:
             self._turns.release()
+
+
+def _source(script: str) -> str:
+    """A script behind the parts that it stands on."""
+    folder = files("services.cache.adapters") / "lua"
+    names = ("prelude", "room", script) if script in _MAKE_ROOM else ("prelude", script)
+    return "".join((folder / f"{name}.lua").read_text() for name in names)
 
 
 def _security(address: RedisAddress) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from services.cache.domain.directory import (
     Wanted,
 )
 from services.cache.domain.errors import InvalidOrderError, StaleEpochsError
-from services.cache.domain.keys import KeyDeriver, KeySubject
+from services.cache.domain.keys import EntryKeys, KeyDeriver, KeyOwner
 from services.cache.domain.receipts import ReceiptSigner
 from services.cache.domain.values import (
     DIGEST_BYTES,
@@ -150,27 +150,29 @@ class SegmentCache:
     def _wanted(self, request: PlanRequest, epochs: Sequence[int]) -> tuple[Wanted, ...]:
         """`epochs` are those of the plan's scopes, in their order."""
         tenant, model, *public = epochs
-        own = Epochs(tenant, model)
-        shared = Epochs(public[0], model) if public else None
+        own = self._keys.entry_keys(
+            KeyOwner(request.namespace, request.model, Epochs(tenant, model), request.profile_digest)
+        )
+        shared = (
+            self._keys.entry_keys(KeyOwner(_PUBLIC, request.model, Epochs(public[0], model), request.profile_digest))
+            if public
+            else None
+        )
         return tuple(self._wanted_entry(request, own, shared, entry) for entry in request.entries)
 
-    def _wanted_entry(self, request: PlanRequest, own: Epochs, shared: Epochs | None, entry: PartEntry) -> Wanted:
-        def key(namespace: Namespace, epochs: Epochs) -> bytes:
-            return self._keys.entry_key(
-                KeySubject(namespace, request.model, epochs, request.profile_digest, entry.kind, entry.content_hash)
-            )
-
+    def _wanted_entry(self, request: PlanRequest, own: EntryKeys, shared: EntryKeys | None, entry: PartEntry) -> Wanted:
         tenant = request.namespace.tenant
         # Only registered documents are public, so a snapshot is never worth a second look.
+        is_public = entry.kind is EntryKind.SEGMENT
         return Wanted(
-            key=key(request.namespace, own),
+            key=own.key(entry.kind, entry.content_hash),
             kind=entry.kind,
             num_tokens=entry.num_tokens,
             documents=tuple(
                 DocumentRef(self._keys.document_scope(tenant, each.document_id), each.digest)
                 for each in entry.documents
             ),
-            public_key=key(_PUBLIC, shared) if shared and entry.kind is EntryKind.SEGMENT else None,
+            public_key=shared.key(entry.kind, entry.content_hash) if shared and is_public else None,
         )
 
     async def renew(self, lease_id: str, lease_seconds: float) -> None:
