@@ -72,6 +72,20 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
         self.resident.clear()
         return cache_pb2.InvalidateResponse(num_entries=num_entries)
 
+    async def Pin(  # noqa: N802
+        self,
+        request: cache_pb2.PinRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.PinRequest, cache_pb2.PinResponse],
+    ) -> cache_pb2.PinResponse:
+        return cache_pb2.PinResponse()
+
+    async def Unpin(  # noqa: N802
+        self,
+        request: cache_pb2.PinRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.PinRequest, cache_pb2.PinResponse],
+    ) -> cache_pb2.PinResponse:
+        return cache_pb2.PinResponse()
+
     async def Heartbeat(  # noqa: N802
         self,
         request: cache_pb2.HeartbeatRequest,

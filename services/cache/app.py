@@ -18,6 +18,7 @@ from services.common.telemetry import get_logger
 
 __all__ = ["CacheServicer"]
 
+_PIN_SCOPES = "scope: one of document_id and whole_tenant = true must be set"
 _Context = grpc.aio.ServicerContext[Message, Message]
 
 
@@ -102,6 +103,32 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         with _wire_errors():
             page = await self._documents.page(request.namespace.tenant, request.after, request.limit)
         return document_messages.page_message(page)
+
+    @override
+    async def Pin(self, request: pb.PinRequest, context: _Context) -> pb.PinResponse:
+        """Keep a document or a tenant from being evicted."""
+        with _wire_errors():
+            match request.WhichOneof("scope"):
+                case "document_id":
+                    found = await self._cache.pin_document(request.namespace.tenant, request.document_id)
+                case "whole_tenant" if request.whole_tenant:
+                    found = await self._cache.pin_tenant(request.namespace.tenant)
+                case _:
+                    raise InvalidOrderError(_PIN_SCOPES)
+        return pb.PinResponse(num_entries=found)
+
+    @override
+    async def Unpin(self, request: pb.PinRequest, context: _Context) -> pb.PinResponse:
+        """Take a pin back."""
+        with _wire_errors():
+            match request.WhichOneof("scope"):
+                case "document_id":
+                    found = await self._cache.unpin_document(request.namespace.tenant, request.document_id)
+                case "whole_tenant" if request.whole_tenant:
+                    found = await self._cache.unpin_tenant(request.namespace.tenant)
+                case _:
+                    raise InvalidOrderError(_PIN_SCOPES)
+        return pb.PinResponse(num_entries=found)
 
     @override
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: _Context) -> pb.HeartbeatResponse:

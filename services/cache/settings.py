@@ -41,6 +41,17 @@ class CacheSettings(ServiceSettings):
     namespace_budget_bytes: int = Field(
         default=0, ge=0, description="Bytes that copies of one tenant may hold, unless its key file says more; 0: all."
     )
+    share_seconds: float = Field(
+        default=3600.0,
+        gt=0,
+        description="For so long after its last plan a tenant keeps an equal share of the budget from the others.",
+    )
+    entry_ttl_seconds: float = Field(
+        default=0.0, ge=0, description="Age at which an entry leaves, however often it is used; 0 is never."
+    )
+    min_uses: int = Field(
+        default=1, ge=1, description="Segments are captured when they are planned for the so many-th time."
+    )
     lease_seconds: float = Field(default=30.0, gt=0, le=3600, description="Life of a lease when a plan names none.")
     ticket_seconds: float = Field(default=60.0, gt=0, description="Least life of a ticket.")
     worker_ttl_seconds: float = Field(
@@ -64,4 +75,7 @@ class CacheSettings(ServiceSettings):
             namespace_budget_bytes=self.namespace_budget_bytes,
             ticket_seconds=self.ticket_seconds,
             worker_ttl_seconds=self.worker_ttl_seconds,
+            share_seconds=self.share_seconds,
+            entry_ttl_seconds=self.entry_ttl_seconds,
+            min_uses=self.min_uses,
         )

@@ -115,6 +115,7 @@ class Library:
             profile_digest=digest,
             entries=(entry,),
             lease_seconds=min(2 * policy.capture_timeout_seconds, 3600.0),
+            admit_all=True,
         )
         try:
             return await self._capture_planned(query, part)

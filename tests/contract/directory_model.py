@@ -9,6 +9,9 @@ from services.cache.domain.values import Limits, PlanOutcome, PublishOutcome
 
 __all__ = ["DirectoryModel", "ModelRecord", "ModelTicket", "tenant_of"]
 
+# Tokens of every content.
+_TOKENS = 100
+
 
 @dataclass(slots=True)
 class ModelTicket:
@@ -18,6 +21,7 @@ class ModelTicket:
     lease: int
     expires_at: float
     tags: frozenset[str]
+    since: float
     ended: str = ""
 
 
@@ -29,9 +33,10 @@ class ModelEntry:
     size: int
     ticket: ModelTicket
     tags: frozenset[str]
-    used_at: float
-    used_order: bytes
+    key: bytes
     since: dict[str, float]
+    uses: int = 0
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,10 @@ class DirectoryModel:
     entries: list[ModelEntry] = field(default_factory=list)
     workers: dict[str, float] = field(default_factory=dict)
     records: dict[str, ModelRecord] = field(default_factory=dict)
+    clock: float = 0.0
+    seen: dict[str, float] = field(default_factory=dict)
+    sightings: dict[str, int] = field(default_factory=dict)
+    pinned: set[str] = field(default_factory=set)
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -68,28 +77,46 @@ class DirectoryModel:
                 ticket.ended = "expired"
         for entry in self.entries:
             entry.since = {worker: since for worker, since in entry.since.items() if worker in self.workers}
+        self._age()
+
+    def _age(self) -> None:
+        seconds = self.limits.entry_ttl_seconds
+        if seconds:
+            self.entries = [entry for entry in self.entries if entry.ticket.since + seconds > self.now]
         self._tidy()
 
     def plan(self, lease: int, names: list[str], seconds: float) -> list[PlanOutcome]:
         """Outcomes in order; new tickets are the last of `tickets`."""
         self.leases[lease] = max(self.leases.get(lease, 0), self.now + seconds)
-        return [self._plan_one(lease, name) for name in names]
+        self.seen[tenant_of(names[0])] = self.now
+        counted: set[str] = set()
+        return [self._plan_one(lease, name, counted) for name in names]
 
-    def _plan_one(self, lease: int, name: str) -> PlanOutcome:
+    def _plan_one(self, lease: int, name: str, counted: set[str]) -> PlanOutcome:
         record = self.records.get(name)
         if record and record.content != name:
             return PlanOutcome.SUPERSEDED
         entry = self.found(name)
         if entry:
-            entry.used_at = self.now
+            if (lease, entry.name) not in self.pins:
+                self._use(entry)
             self.pins.add((lease, entry.name))
             return PlanOutcome.HIT
         ticket = self.live_ticket(name)
         if not ticket:
+            if name not in counted:
+                self.sightings[name] = self.sightings.get(name, 0) + 1
+                counted.add(name)
+            if self.sightings[name] < self.limits.min_uses:
+                return PlanOutcome.LIVE
             expires_at = max(self.leases[lease], self.now + self.limits.ticket_seconds)
-            self.tickets.append(ModelTicket(name, lease, expires_at, record.tags if record else frozenset()))
+            self.tickets.append(ModelTicket(name, lease, expires_at, record.tags if record else frozenset(), self.now))
             return PlanOutcome.COLD
         return PlanOutcome.COLD if ticket.lease == lease else PlanOutcome.PENDING
+
+    def _use(self, entry: ModelEntry) -> None:
+        entry.uses += 1
+        entry.score = self.clock + entry.uses * _TOKENS / entry.size
 
     def renew(self, lease: int, seconds: float) -> bool:
         """Whether the lease is known."""
@@ -123,28 +150,45 @@ class DirectoryModel:
             return PublishOutcome.OVER_BUDGET
         if not entry:
             ticket.ended = "published"
-            entry = ModelEntry(ticket.name, size, ticket, ticket.tags, self.now, key, {})
+            entry = ModelEntry(ticket.name, size, ticket, ticket.tags, key, {})
+            self._use(entry)
             self.entries.append(entry)
             if ticket.lease in self.leases:
                 self.pins.add((ticket.lease, ticket.name))
         entry.since[worker] = self.now
+        self._age()
         return PublishOutcome.ACCEPTED
 
-    def _make_room(self, size: int, spared: str) -> bool:
-        pinned = {name for _, name in self.pins}
-        free = [entry for entry in self.entries if entry.name not in pinned and entry.name != spared]
-        free.sort(key=lambda entry: (entry.used_at, entry.used_order))
-        tenant = tenant_of(spared)
-        victims: list[ModelEntry] = []
-        for budget, of in ((self.limits.namespace_budget_bytes, tenant), (self.limits.budget_bytes, "")):
-            candidates = [entry for entry in free if tenant_of(entry.name).startswith(of)]
-            while self.used_bytes(of) - _held(victims, of) + size > budget:
-                if not candidates:
-                    return False
-                free.remove(candidates[0])
-                victims.append(candidates.pop(0))
-        for victim in victims:
-            self.entries.remove(victim)
+    def _make_room(self, size: int, name: str) -> bool:
+        """Evict for a content; whether it fits then."""
+        stay, tenant, limits = list(self.entries), tenant_of(name), self.limits
+        leased = {leased for _, leased in self.pins}
+        sharers = {one for one, seen in self.seen.items() if seen + limits.share_seconds > self.now}
+        share = limits.budget_bytes / max(len(sharers), 1)
+
+        def lowest(of: str) -> ModelEntry | None:
+            free = [entry for entry in stay if tenant_of(entry.name) == of and entry.name not in leased | {name}]
+            free = [entry for entry in free if not self.pinned & {of, entry.name}]
+            return min(free, key=lambda entry: (entry.score, entry.key), default=None)
+
+        def may_go(entry: ModelEntry) -> bool:
+            of = tenant_of(entry.name)
+            return of == tenant or of not in sharers or _held(stay, of) - _held([entry], of) >= share
+
+        while _held(stay, tenant) + size > (limits.namespace_budget_bytes or limits.budget_bytes):
+            own = lowest(tenant)
+            if own is None:
+                return False
+            stay.remove(own)
+        while _held(stay, "") + size > limits.budget_bytes:
+            able = [
+                entry for of in {tenant_of(entry.name) for entry in stay} if (entry := lowest(of)) and may_go(entry)
+            ]
+            if not able:
+                return False
+            stay.remove(min(able, key=lambda entry: (entry.score, entry.key)))
+        self.clock = max([self.clock, *(entry.score for entry in self.entries if entry not in stay)])
+        self.entries = stay
         return True
 
     def invalidate(self, names: set[str]) -> int:
@@ -156,6 +200,23 @@ class DirectoryModel:
         self.entries = [entry for entry in self.entries if entry.name not in names]
         self._tidy()
         return len(fallen)
+
+    def pin(self, scope: str) -> int:
+        """Let nothing of a tenant or content be evicted; the number of its entries."""
+        self.pinned.add(scope)
+        return self._num_of(scope)
+
+    def unpin(self, scope: str) -> int:
+        """End a pin; the number of the scope's entries."""
+        self.pinned.discard(scope)
+        return self._num_of(scope)
+
+    def _num_of(self, scope: str) -> int:
+        return sum(scope in (entry.name, tenant_of(entry.name)) for entry in self.entries)
+
+    def change_keys(self, names: set[str]) -> None:
+        """These contents have other keys from now on, which nobody has seen."""
+        self.sightings = {name: count for name, count in self.sightings.items() if name not in names}
 
     def register(self, name: str, record: ModelRecord) -> int | None:
         """The number of entries that fell; None when nothing changed."""
@@ -179,10 +240,12 @@ class DirectoryModel:
     def lose_memory(self) -> None:
         """The directory restarts empty, and every living worker's receipts bring its copies back."""
         self.leases, self.pins, self.records = {}, set(), {}
+        self.clock, self.seen, self.sightings, self.pinned = 0.0, {}, {}, set()
         for ticket in self.tickets:
             ticket.ended = ticket.ended if ticket.ended == "published" else "lost"
         for entry in self.entries:
-            entry.used_at = self.now
+            entry.uses = 0
+            self._use(entry)
             entry.since = dict.fromkeys(entry.since, self.now)
         self.workers = dict.fromkeys(self.workers, self.now + self.limits.worker_ttl_seconds)
 

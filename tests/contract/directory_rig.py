@@ -58,14 +58,16 @@ class Rig:
         lease_id: str = "",
         document: str | None = None,
         seconds: float = 30.0,
+        kind: EntryKind = EntryKind.SEGMENT,
+        admit_all: bool = False,
     ) -> PlanReply:
-        """Plan segments; each content is its own document unless one is named, or none with an empty name."""
+        """Plan parts; each content is its own document unless one is named, or none with an empty name."""
         entries = tuple(
-            PartEntry(EntryKind.SEGMENT, digest(one), 100, _named(f"doc-{one}" if document is None else document, one))
+            PartEntry(kind, digest(one), 100, _named(f"doc-{one}" if document is None else document, one))
             for one in contents
         )
         return await self.cache.plan(
-            PlanRequest(Namespace(tenant, salt), model, "profile-1", entries, seconds, lease_id)
+            PlanRequest(Namespace(tenant, salt), model, "profile-1", entries, seconds, lease_id, admit_all)
         )
 
     async def outcomes(self, *contents: str, tenant: str = "acme", salt: str = "") -> list[PlanOutcome]:

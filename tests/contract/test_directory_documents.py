@@ -238,11 +238,13 @@ async def test_a_tenants_budget_evicts_only_its_own(rig: Rig) -> None:
     for content in ("a", "b", "c"):
         small.clock.now += 1
         await store(small, content, content, size=150)
-    assert [await outcome(small, content, content) for content in ("a", "b", "c")] == [COLD, HIT, HIT]
+    left = {content for content in ("a", "b", "c") if await outcome(small, content, content) is HIT}
+    assert len(left) == 2
+    assert "c" in left
     assert await outcome(small, "old", "other", tenant="other") is HIT
     reply = await small.plan("big")
     assert (await small.publish(reply.entries[0], size=301)).outcome is PublishOutcome.OVER_BUDGET
-    assert await outcome(small, "b", "b") is HIT
+    assert {content for content in ("a", "b", "c") if await outcome(small, content, content) is HIT} == left
     await small.directory.check_integrity()
     await small.directory.close()
 
@@ -270,6 +272,7 @@ async def test_lowered_budgets_are_reconciled(rig: Rig) -> None:
     for content in ("a", "b", "c"):
         rig.clock.now += 1
         await store(rig, content, content, size=200)
+    await outcome(rig, "c", "c")
     assert await rig.directory.reconcile() == 0
     entry = PartEntry(EntryKind.SEGMENT, digest("kept"), 100)
     namespace = Namespace("acme", "", 350)

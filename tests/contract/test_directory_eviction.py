@@ -6,21 +6,6 @@ from tests.contract.directory_rig import Rig
 HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
 
 
-async def test_the_least_recently_used_leaves_first(rig: Rig) -> None:
-    keys = {}
-    for name in "abcde":
-        rig.clock.now += 1
-        (keys[name],) = await rig.store(name, size=200)
-    rig.clock.now += 1
-    await rig.outcomes("a")
-    reply = await rig.plan("f")
-    result = await rig.publish(reply.entries[0], size=300)
-    assert result.outcome is PublishOutcome.ACCEPTED
-    assert set(result.drop_keys) == {keys["b"], keys["c"]}
-    assert (await rig.directory.usage()).used_bytes == 900
-    assert await rig.outcomes("a", "b", "c", "d", "e", "f") == [HIT, COLD, COLD, HIT, HIT, HIT]
-
-
 async def test_a_leased_entry_is_never_evicted(rig: Rig) -> None:
     await rig.store("a", "b", size=400)
     lease = await rig.plan("a")

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.cache.domain.directory import PlannedEntry
 from services.cache.domain.errors import UnknownLeaseError, UnknownWorkerError
-from services.cache.domain.values import PlanOutcome, RegisterOutcome
+from services.cache.domain.values import Limits, PlanOutcome, RegisterOutcome
 from tests.contract.directory_model import DirectoryModel, ModelRecord, ModelTicket, tenant_of
 from tests.contract.directory_rig import LIMITS, Clock, create_rig
 from tests.redis_server import RedisServer
@@ -24,6 +24,8 @@ NAMES = st.sampled_from(CONTENTS)
 TENANTS = st.sampled_from(["acme", "acme", "other", "public"])
 TAGS = st.sampled_from([frozenset(), frozenset({"t1"}), frozenset({"t1", "t2"})])
 BUDGETS = replace(LIMITS, namespace_budget_bytes=800)
+# No sums of what `advance` offers, so that nothing depends on the microsecond.
+STRICT = replace(BUDGETS, share_seconds=40.25, entry_ttl_seconds=150.25, min_uses=2)
 WORKERS = st.sampled_from(["w1", "w2"])
 SECONDS = st.sampled_from([5.0, 30.0, 90.0])
 # Prefer recent leases and tickets: the index counts from the end.
@@ -39,12 +41,13 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     kind: ClassVar[str] = "memory"
     redis_url: ClassVar[str] = ""
+    limits: ClassVar[Limits] = BUDGETS
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.rig = create_rig(self.kind, self.redis_url, BUDGETS, Clock())
-        self.model = DirectoryModel(BUDGETS, self.rig.clock.now)
+        self.rig = create_rig(self.kind, self.redis_url, self.limits, Clock())
+        self.model = DirectoryModel(self.limits, self.rig.clock.now)
         self.lease_ids: list[str] = []
         self.tickets: list[tuple[ModelTicket, PlannedEntry]] = []
         self.heartbeat("w1", 0)
@@ -125,6 +128,19 @@ class DirectoryMachine(RuleBasedStateMachine):
         removed = self.run(self.rig.invalidate_document(tenant, f"doc-{content}"))
         assert removed == self.model.invalidate({f"{tenant}/{content}"})
         self.model.forget({f"{tenant}/{content}"})
+        self.model.unpin(f"{tenant}/{content}")
+
+    @rule(content=NAMES, tenant=TENANTS, pinned=st.booleans())
+    def pin_document(self, content: str, tenant: str, pinned: bool) -> None:
+        cache, model = self.rig.cache, self.model
+        change, expected = (cache.pin_document, model.pin) if pinned else (cache.unpin_document, model.unpin)
+        assert self.run(change(tenant, f"doc-{content}")) == expected(f"{tenant}/{content}")
+
+    @rule(tenant=TENANTS, pinned=st.sampled_from([True, False, False]))
+    def pin_tenant(self, tenant: str, pinned: bool) -> None:
+        cache, model = self.rig.cache, self.model
+        change, expected = (cache.pin_tenant, model.pin) if pinned else (cache.unpin_tenant, model.unpin)
+        assert self.run(change(tenant)) == expected(tenant)
 
     @rule(content=NAMES, tenant=TENANTS, is_newer=st.booleans(), tags=TAGS)
     def register(self, content: str, tenant: str, is_newer: bool, tags: frozenset[str]) -> None:
@@ -151,11 +167,14 @@ class DirectoryMachine(RuleBasedStateMachine):
         names = {f"{each}/{content}" for each in ("acme", "other", "public") for content in CONTENTS}
         if scope == "model":
             assert self.run(self.rig.invalidate_model("model-1")) == self.model.invalidate(names)
+            self.model.change_keys(names)
             return
         tenant = tenant if scope == "tenant" else "stranger"
         names = {name for name in names if tenant_of(name) == tenant}
         assert self.run(self.rig.invalidate_tenant(tenant)) == self.model.invalidate(names)
         self.model.forget(names)
+        self.model.change_keys(names)
+        self.model.unpin(tenant)
 
     @rule(worker=WORKERS, missing=st.sampled_from([0, 0, 0, 0, 1, 9]))
     def heartbeat(self, worker: str, missing: int) -> None:
@@ -169,7 +188,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         """The directory starts anew without anything; what living workers hold comes back by their receipts."""
         self.run(self.rig.directory.close())
         receipts = self.rig.receipts
-        self.rig = create_rig(self.kind, self.redis_url, BUDGETS, self.rig.clock)
+        self.rig = create_rig(self.kind, self.redis_url, self.limits, self.rig.clock)
         self.rig.receipts = receipts
         for worker in self.model.workers:
             assert self.run(self.rig.beat(worker, self._keys(self.model.held_by(worker)))) == set()
@@ -201,16 +220,21 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.run(self.rig.directory.check_integrity())
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("memory", 150), ("redis", 40)])
-def test_random_histories_agree_with_the_model(kind: str, examples: int, redis_server: RedisServer) -> None:
+# Thousands of steps, each with a check of everything, on a machine that may be busy.
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("limits", [BUDGETS, STRICT], ids=["plain", "strict"])
+@pytest.mark.parametrize(("kind", "examples"), [("memory", 80), ("redis", 25)])
+def test_random_histories_agree_with_the_model(
+    kind: str, examples: int, limits: Limits, redis_server: RedisServer
+) -> None:
     """`HYPIC_STATE_MACHINE_STEPS` asks for at least this many steps of each directory."""
     examples = max(examples, -(-int(os.environ.get("HYPIC_STATE_MACHINE_STEPS", "0")) // _STEPS))
-    machine = type("Machine", (DirectoryMachine,), {"kind": kind, "redis_url": redis_server.url})
-    limits = settings(
+    machine = type("Machine", (DirectoryMachine,), {"kind": kind, "redis_url": redis_server.url, "limits": limits})
+    steps = settings(
         max_examples=examples,
         stateful_step_count=_STEPS,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
     )
-    run_state_machine_as_test(machine, settings=limits)
+    run_state_machine_as_test(machine, settings=steps)

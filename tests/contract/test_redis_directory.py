@@ -107,7 +107,7 @@ async def test_a_released_directory_leaves_no_keys_behind(own_server: RedisServe
     await rig.beat("w1")
     await rig.store("a", "b")
     await rig.plan("c", "a")
-    rig.clock.now += 100
+    rig.clock.now += 2 * LIMITS.share_seconds
     await rig.directory.usage()
     client = redis.asyncio.Redis.from_url(own_server.url, decode_responses=True)
     left = {name.split(":", 1)[1] async for name in client.scan_iter()}

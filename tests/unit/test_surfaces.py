@@ -45,7 +45,7 @@ SURFACES = {
 # The module that draws a service's error tree, and the packages whose errors must stand in it.
 TREES = {
     "services.common.errors": ("HypicError", "services.common", {"SettingsError"}),
-    "services.cache.domain.errors": ("CacheError", "services.cache", set()),
+    "services.cache.domain.errors": ("CacheError", "services.cache", {"TraceError"}),
     "services.router.domain.errors": ("RouterError", "services.router", set()),
     "services.worker.errors": ("WorkerError", "services.worker", set()),
 }

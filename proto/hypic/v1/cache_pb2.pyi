@@ -57,6 +57,8 @@ class _PlanOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PlanOutco
     """Absent; another request owns the ticket."""
     PLAN_OUTCOME_SUPERSEDED: _PlanOutcome.ValueType  # 4
     """Another text is registered under one of the entry's document ids: neither reused nor stored."""
+    PLAN_OUTCOME_LIVE: _PlanOutcome.ValueType  # 5
+    """Absent, and not seen often enough to be captured: to be computed in place."""
 
 class PlanOutcome(_PlanOutcome, metaclass=_PlanOutcomeEnumTypeWrapper): ...
 
@@ -69,6 +71,8 @@ PLAN_OUTCOME_PENDING: PlanOutcome.ValueType  # 3
 """Absent; another request owns the ticket."""
 PLAN_OUTCOME_SUPERSEDED: PlanOutcome.ValueType  # 4
 """Another text is registered under one of the entry's document ids: neither reused nor stored."""
+PLAN_OUTCOME_LIVE: PlanOutcome.ValueType  # 5
+"""Absent, and not seen often enough to be captured: to be computed in place."""
 Global___PlanOutcome: _TypeAlias = PlanOutcome  # noqa: Y015
 
 class _PublishOutcome:
@@ -216,6 +220,7 @@ class PlanRequest(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    ADMIT_ALL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     profile_digest: _builtins.str
@@ -223,6 +228,8 @@ class PlanRequest(_message.Message):
     """How long the lease may live without a Renew."""
     lease_id: _builtins.str
     """Set to add entries to a lease of an earlier plan (a request that asks again for its pending parts)."""
+    admit_all: _builtins.bool
+    """Give a ticket for every absent entry, however seldom it was seen."""
     @_builtins.property
     def namespace(self) -> Global___Namespace: ...
     @_builtins.property
@@ -237,10 +244,11 @@ class PlanRequest(_message.Message):
         entries: _abc.Iterable[Global___PlanEntry] | None = ...,
         lease_seconds: _builtins.float = ...,
         lease_id: _builtins.str = ...,
+        admit_all: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "lease_id", b"lease_id", "lease_seconds", b"lease_seconds", "model", b"model", "namespace", b"namespace", "profile_digest", b"profile_digest", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_all", b"admit_all", "entries", b"entries", "lease_id", b"lease_id", "lease_seconds", b"lease_seconds", "model", b"model", "namespace", b"namespace", "profile_digest", b"profile_digest", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -567,6 +575,56 @@ class RemovedCopies(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemovedCopies: _TypeAlias = RemovedCopies  # noqa: Y015
+
+@_typing.final
+class PinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    DOCUMENT_ID_FIELD_NUMBER: _builtins.int
+    WHOLE_TENANT_FIELD_NUMBER: _builtins.int
+    document_id: _builtins.str
+    """One document of the namespace's tenant (every salt)."""
+    whole_tenant: _builtins.bool
+    """Everything of the namespace's tenant."""
+    @_builtins.property
+    def namespace(self) -> Global___Namespace: ...
+    def __init__(
+        self,
+        *,
+        namespace: Global___Namespace | None = ...,
+        document_id: _builtins.str = ...,
+        whole_tenant: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "namespace", b"namespace", "scope", b"scope", "whole_tenant", b"whole_tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_id", b"document_id", "namespace", b"namespace", "scope", b"scope", "whole_tenant", b"whole_tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_scope: _TypeAlias = _typing.Literal["document_id", "whole_tenant"]  # noqa: Y015
+    _WhichOneofArgType_scope: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_scope) -> _WhichOneofReturnType_scope | None: ...
+
+Global___PinRequest: _TypeAlias = PinRequest  # noqa: Y015
+
+@_typing.final
+class PinResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ENTRIES_FIELD_NUMBER: _builtins.int
+    num_entries: _builtins.int
+    """Published entries of the scope."""
+    def __init__(
+        self,
+        *,
+        num_entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_entries", b"num_entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinResponse: _TypeAlias = PinResponse  # noqa: Y015
 
 @_typing.final
 class InvalidateResponse(_message.Message):

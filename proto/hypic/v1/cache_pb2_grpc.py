@@ -59,6 +59,16 @@ class CacheServiceStub:
                 request_serializer=hypic_dot_v1_dot_cache__pb2.InvalidateRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_cache__pb2.InvalidateResponse.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/hypic.v1.CacheService/Pin',
+                request_serializer=hypic_dot_v1_dot_cache__pb2.PinRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_cache__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/hypic.v1.CacheService/Unpin',
+                request_serializer=hypic_dot_v1_dot_cache__pb2.PinRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_cache__pb2.PinResponse.FromString,
+                _registered_method=True)
         self.RegisterDocument = channel.unary_unary(
                 '/hypic.v1.CacheService/RegisterDocument',
                 request_serializer=hypic_dot_v1_dot_cache__pb2.RegisterDocumentRequest.SerializeToString,
@@ -120,6 +130,20 @@ class CacheServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """What falls with a scope is not evicted any more, now or when it is stored later.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Takes a pin back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterDocument(self, request, context):
         """Makes one text the current one of a document id; whatever was stored under the id for another text falls.
         """
@@ -175,6 +199,16 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.Invalidate,
                     request_deserializer=hypic_dot_v1_dot_cache__pb2.InvalidateRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_cache__pb2.InvalidateResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=hypic_dot_v1_dot_cache__pb2.PinRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_cache__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=hypic_dot_v1_dot_cache__pb2.PinRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_cache__pb2.PinResponse.SerializeToString,
             ),
             'RegisterDocument': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterDocument,
@@ -332,6 +366,60 @@ class CacheService:
             '/hypic.v1.CacheService/Invalidate',
             hypic_dot_v1_dot_cache__pb2.InvalidateRequest.SerializeToString,
             hypic_dot_v1_dot_cache__pb2.InvalidateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.CacheService/Pin',
+            hypic_dot_v1_dot_cache__pb2.PinRequest.SerializeToString,
+            hypic_dot_v1_dot_cache__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.CacheService/Unpin',
+            hypic_dot_v1_dot_cache__pb2.PinRequest.SerializeToString,
+            hypic_dot_v1_dot_cache__pb2.PinResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class CacheServiceStub:
     """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused."""
     Invalidate: _grpc.UnaryUnaryMultiCallable[_cache_pb2.InvalidateRequest, _cache_pb2.InvalidateResponse]
     """Unreachable for every plan made after this returns."""
+    Pin: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PinRequest, _cache_pb2.PinResponse]
+    """What falls with a scope is not evicted any more, now or when it is stored later."""
+    Unpin: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PinRequest, _cache_pb2.PinResponse]
+    """Takes a pin back."""
     RegisterDocument: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RegisterDocumentRequest, _cache_pb2.RegisterDocumentResponse]
     """Makes one text the current one of a document id; whatever was stored under the id for another text falls."""
     DescribeDocument: _grpc.UnaryUnaryMultiCallable[_cache_pb2.DescribeDocumentRequest, _cache_pb2.DescribeDocumentResponse]
@@ -69,6 +73,10 @@ class CacheServiceAsyncStub(CacheServiceStub):
     """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused."""
     Invalidate: _aio.UnaryUnaryMultiCallable[_cache_pb2.InvalidateRequest, _cache_pb2.InvalidateResponse]  # type: ignore[assignment]
     """Unreachable for every plan made after this returns."""
+    Pin: _aio.UnaryUnaryMultiCallable[_cache_pb2.PinRequest, _cache_pb2.PinResponse]  # type: ignore[assignment]
+    """What falls with a scope is not evicted any more, now or when it is stored later."""
+    Unpin: _aio.UnaryUnaryMultiCallable[_cache_pb2.PinRequest, _cache_pb2.PinResponse]  # type: ignore[assignment]
+    """Takes a pin back."""
     RegisterDocument: _aio.UnaryUnaryMultiCallable[_cache_pb2.RegisterDocumentRequest, _cache_pb2.RegisterDocumentResponse]  # type: ignore[assignment]
     """Makes one text the current one of a document id; whatever was stored under the id for another text falls."""
     DescribeDocument: _aio.UnaryUnaryMultiCallable[_cache_pb2.DescribeDocumentRequest, _cache_pb2.DescribeDocumentResponse]  # type: ignore[assignment]
@@ -120,6 +128,22 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.InvalidateResponse, _abc.Awaitable[_cache_pb2.InvalidateResponse]]:
         """Unreachable for every plan made after this returns."""
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _cache_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.PinResponse, _abc.Awaitable[_cache_pb2.PinResponse]]:
+        """What falls with a scope is not evicted any more, now or when it is stored later."""
+
+    @_abc_1.abstractmethod
+    def Unpin(
+        self,
+        request: _cache_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.PinResponse, _abc.Awaitable[_cache_pb2.PinResponse]]:
+        """Takes a pin back."""
 
     @_abc_1.abstractmethod
     def RegisterDocument(

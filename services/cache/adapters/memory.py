@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from typing_extensions import override
 
+from services.cache.adapters.memory_restore import restore
 from services.cache.adapters.memory_state import Entry, Lease, OwnedTicket, Tables, Worker
+from services.cache.domain.admission import is_admitted
 from services.cache.domain.directory import (
     Claim,
     Copy,
@@ -68,28 +70,41 @@ class MemoryDirectory(Directory):
         lease = tables.leases.setdefault(order.lease_id, Lease(0.0))
         lease.expires_at = max(lease.expires_at, tables.now + order.lease_seconds)
         if order.budget_bytes:
-            tables.budgets[order.tenant] = order.budget_bytes
-        return PlanReply(order.lease_id, tuple(self._plan_one(order, wanted) for wanted in order.wanted))
+            tables.room.budgets[order.tenant] = order.budget_bytes
+        tables.room.see_tenant(order.tenant, tables.now)
+        sighted: dict[bytes, int] = {}
+        return PlanReply(order.lease_id, tuple(self._plan_one(order, wanted, sighted) for wanted in order.wanted))
 
-    def _plan_one(self, order: PlanOrder, wanted: Wanted) -> PlannedEntry:
+    def _plan_one(self, order: PlanOrder, wanted: Wanted, sighted: dict[bytes, int]) -> PlannedEntry:
+        """`sighted`: sightings of the absent keys that this order has counted."""
         tables = self._tables
         if any(tables.documents.is_superseded(each) for each in wanted.documents):
             return PlannedEntry(PlanOutcome.SUPERSEDED, wanted.key)
         if wanted.key not in tables.entries and wanted.public_key in tables.entries:
             return self._hit(order, wanted.public_key)
         if wanted.key not in tables.entries and wanted.key not in tables.ticket_of:
+            if not self._admits(order, wanted, sighted):
+                return PlannedEntry(PlanOutcome.LIVE, wanted.key)
             self._give_ticket(order, wanted)
-        for scope in (order.tenant, order.model):
-            tables.link(wanted.key, scope)
+            for scope in (order.tenant, order.model):
+                tables.link(wanted.key, scope)
         for document in wanted.documents:
             for scope in (document.scope, *tables.documents.tags(document.scope)):
                 tables.link(wanted.key, scope)
         return self._hit(order, wanted.key) if wanted.key in tables.entries else self._ticketed(order, wanted.key)
 
+    def _admits(self, order: PlanOrder, wanted: Wanted, sighted: dict[bytes, int]) -> bool:
+        if order.admit_all or self._limits.min_uses <= 1:
+            return True
+        if wanted.key not in sighted:
+            sighted[wanted.key] = self._tables.room.sight(wanted.key)
+        return is_admitted(wanted.kind, sighted[wanted.key], self._limits.min_uses)
+
     def _hit(self, order: PlanOrder, key: bytes) -> PlannedEntry:
         entry = self._tables.entries[key]
-        entry.used_at = self._tables.now
-        self._tables.lease_entry(order.lease_id, key)
+        if order.lease_id not in entry.leases:
+            self._tables.lease_entry(order.lease_id, key)
+            self._tables.use(key)
         return PlannedEntry(PlanOutcome.HIT, key, self._holders(entry))
 
     def _ticketed(self, order: PlanOrder, key: bytes) -> PlannedEntry:
@@ -158,7 +173,7 @@ class MemoryDirectory(Directory):
             if not entry:
                 tables.end_ticket(order.ticket_id)
             return PublishReply(PublishOutcome.OVER_BUDGET)
-        drop_keys = tuple(key for key in victims if order.worker_id in tables.entries[key].tiers)
+        drop_keys = tuple(one.key for one in victims if order.worker_id in tables.entries[one.key].tiers)
         tables.evict(victims)
         if not entry:
             self._accept(order)
@@ -169,15 +184,9 @@ class MemoryDirectory(Directory):
         tables = self._tables
         del tables.ticket_of[order.key]
         ticket = tables.forget_ticket(order.ticket_id)
-        tables.entries[order.key] = Entry(
-            ticket.kind,
-            tables.tenant_of(order.key),
-            ticket.num_tokens,
-            order.size_bytes,
-            ticket.fence,
-            order.ticket_id,
-            tables.now,
-        )
+        tenant = tables.tenant_of(order.key)
+        entry = Entry(ticket.kind, tenant, ticket.num_tokens, order.size_bytes, ticket.fence, order.ticket_id)
+        tables.add_entry(order.key, entry)
         if ticket.lease_id in tables.leases:
             tables.lease_entry(ticket.lease_id, order.key)
 
@@ -199,7 +208,25 @@ class MemoryDirectory(Directory):
     @override
     async def invalidate(self, scope: str) -> Removal:
         tables = self._swept()
+        tables.pinned.discard(scope)
         return tables.remove_scope(scope, tables.next_sequence())
+
+    @override
+    async def pin(self, scope: str) -> int:
+        self._swept().pinned.add(scope)
+        return self._settle_scope(scope)
+
+    @override
+    async def unpin(self, scope: str) -> int:
+        self._swept().pinned.discard(scope)
+        return self._settle_scope(scope)
+
+    def _settle_scope(self, scope: str) -> int:
+        tables = self._tables
+        published = [key for key in tables.keys_of_scope.get(scope, ()) if key in tables.entries]
+        for key in published:
+            tables.settle(key)
+        return len(published)
 
     @override
     async def register(self, order: RegisterOrder) -> RegisterReply:
@@ -234,7 +261,7 @@ class MemoryDirectory(Directory):
     async def reconcile(self) -> int:
         tables = self._swept()
         num_before = len(tables.entries)
-        for tenant in sorted(tables.tenant_bytes):
+        for tenant in sorted(tables.room.bytes_of):
             tables.evict(tables.excess(tenant))
         return num_before - len(tables.entries)
 
@@ -259,59 +286,14 @@ class MemoryDirectory(Directory):
 
     @override
     async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:
-        tables = self._swept()
-        for claim in claims:
-            record = claim.record
-            tables.sequence = max(tables.sequence, record.fence, record.epochs.tenant, record.epochs.model)
-            for scope, epoch in (
-                (record.scopes.tenant, record.epochs.tenant),
-                (record.scopes.model, record.epochs.model),
-            ):
-                if epoch > tables.epochs.get(scope, 0):
-                    tables.remove_scope(scope, epoch)
-        return tuple(claim.record.key for claim in claims if not self._restore_one(worker_id, claim))
-
-    def _restore_one(self, worker_id: str, claim: Claim) -> bool:
-        tables, record = self._tables, claim.record
-        worker, entry = tables.workers.get(worker_id), tables.entries.get(record.key)
-        if not worker or record.key in worker.marked or self._is_stale(record):
-            return False
-        if entry and (entry.fence, entry.ticket_id) != (record.fence, record.ticket_id):
-            return False
-        if entry and worker_id in entry.tiers:
-            return True
-        if not tables.has_room(record.scopes.tenant, record.size_bytes):
-            return False
-        if record.key in tables.ticket_of:
-            # The key stays occupied, so it goes on falling with the documents of the plans that waited for it.
-            tables.forget_ticket(tables.ticket_of.pop(record.key))
-        if not entry:
-            tables.entries[record.key] = Entry(
-                record.kind,
-                record.scopes.tenant,
-                record.num_tokens,
-                record.size_bytes,
-                record.fence,
-                record.ticket_id,
-                tables.now,
-            )
-        for scope in (record.scopes.tenant, record.scopes.model, *record.scopes.documents):
-            tables.link(record.key, scope)
-        tables.add_copy(record.key, worker_id, claim.tier)
-        return True
-
-    def _is_stale(self, record: EntryRecord) -> bool:
-        tables = self._tables
-        return record.epochs != tables.current_epochs(record.scopes.tenant, record.scopes.model) or any(
-            tables.epochs.get(document, 0) > record.fence for document in record.scopes.documents
-        )
+        return restore(self._swept(), worker_id, claims)
 
     @override
     async def usage(self) -> Usage:
         tables = self._swept()
         return Usage(
             num_entries=len(tables.entries),
-            used_bytes=tables.used_bytes,
+            used_bytes=tables.room.used_bytes,
             num_leases=len(tables.leases),
             num_tickets=len(tables.ticket_of),
             num_workers=len(tables.workers),

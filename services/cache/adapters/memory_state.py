@@ -4,11 +4,14 @@
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sortedcontainers import SortedList
+
 from services.cache.adapters.memory_documents import DocumentTable
-from services.cache.domain.eviction import Candidate, choose_victims
+from services.cache.adapters.memory_room import Room
+from services.cache.domain.eviction import Candidate, Use, greedy_dual_size_frequency
 from services.cache.domain.integrity import EntryState, LeaseState, Snapshot, TicketState
 from services.cache.domain.values import EntryKind, Epochs, Limits, Removal, RemovedCopy
 
@@ -17,7 +20,7 @@ __all__ = ["Entry", "Lease", "OwnedTicket", "Tables", "Worker"]
 
 @dataclass(slots=True)
 class Entry:
-    """A published key. `tiers`: the tier of each holder's copy."""
+    """A published key. `uses` and `score`: see `domain/eviction.py`; `tiers`: the tier of each holder's copy."""
 
     kind: EntryKind
     tenant: str
@@ -25,7 +28,8 @@ class Entry:
     size_bytes: int
     fence: int
     ticket_id: str
-    used_at: float
+    uses: int = 0
+    score: float = 0.0
     tiers: dict[str, str] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
 
@@ -69,9 +73,7 @@ class Tables:
     limits: Limits
     now: float = 0.0
     sequence: int = 0
-    used_bytes: int = 0
-    tenant_bytes: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    budgets: dict[str, int] = field(default_factory=dict)
+    room: Room = field(init=False)
     documents: DocumentTable = field(default_factory=DocumentTable)
     entries: dict[bytes, Entry] = field(default_factory=dict)
     tickets: dict[str, OwnedTicket] = field(default_factory=dict)
@@ -79,8 +81,13 @@ class Tables:
     leases: dict[str, Lease] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    pinned: set[str] = field(default_factory=set)
+    by_age: "SortedList[tuple[int, bytes]]" = field(default_factory=SortedList)
     scopes_of: defaultdict[bytes, set[str]] = field(default_factory=lambda: defaultdict(set))
     keys_of_scope: defaultdict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+
+    def __post_init__(self) -> None:
+        self.room = Room(self.limits)
 
     def current_epochs(self, tenant: str, model: str) -> Epochs:
         """Epochs of two scopes."""
@@ -89,11 +96,6 @@ class Tables:
     def tenant_of(self, key: bytes) -> str:
         """The scope of the tenant of a key that is ticketed or published."""
         return next(scope for scope in self.scopes_of[key] if scope.startswith("tenant:"))
-
-    def budget_of(self, tenant: str) -> int:
-        """Bytes that copies of a tenant may hold."""
-        own = self.budgets.get(tenant) or self.limits.namespace_budget_bytes
-        return min(own or self.limits.budget_bytes, self.limits.budget_bytes)
 
     def next_sequence(self) -> int:
         """A number above all earlier ones, also above those of an earlier life: it follows the clock's microseconds."""
@@ -107,15 +109,25 @@ class Tables:
             self.end_lease(lease_id)
         for ticket_id in [name for name, ticket in self.tickets.items() if ticket.expires_at <= now]:
             self.end_ticket(ticket_id)
+        self.room.forget_tenants(now)
+        while self.by_age and self.is_over_age(self.by_age[0][0]):
+            self.remove_entry(self.by_age[0][1])
         for worker_id in [name for name, worker in self.workers.items() if worker.expires_at <= now]:
             for key in list(self.workers[worker_id].held):
                 self.remove_copy(key, worker_id)
             del self.workers[worker_id]
 
+    def is_over_age(self, fence: int) -> bool:
+        """Whether an entry has lived its time: its fence tells the microsecond at which its ticket was given."""
+        seconds = self.limits.entry_ttl_seconds
+        return seconds > 0 and fence <= (self.now - seconds) * 1e6
+
     def link(self, key: bytes, scope: str) -> None:
         """Let a key fall with a scope."""
         self.scopes_of[key].add(scope)
         self.keys_of_scope[scope].add(key)
+        if scope in self.pinned and key in self.entries:
+            self.room.set_busy(key)
 
     def unlink(self, key: bytes) -> None:
         """Forget all scopes of a key that is free now."""
@@ -129,11 +141,36 @@ class Tables:
         """Protect an entry."""
         self.leases[lease_id].keys.add(key)
         self.entries[key].leases.add(lease_id)
+        self.room.set_busy(key)
 
     def end_lease(self, lease_id: str) -> None:
         """Remove a lease; its tickets stay."""
         for key in self.leases.pop(lease_id).keys:
             self.entries[key].leases.discard(lease_id)
+            self.settle(key)
+
+    def settle(self, key: bytes) -> None:
+        """Let an entry be evicted, or not, as leases and pins have it."""
+        entry = self.entries[key]
+        if entry.leases or (self.pinned and not self.pinned.isdisjoint(self.scopes_of[key])):
+            self.room.set_busy(key)
+        else:
+            self.room.set_idle(key, entry.tenant, entry.score)
+
+    def add_entry(self, key: bytes, entry: Entry) -> None:
+        """Publish a key whose scopes are linked."""
+        self.entries[key] = entry
+        self.by_age.add((entry.fence, key))
+        self.use(key)
+
+    def use(self, key: bytes) -> None:
+        """Count a use of an entry."""
+        entry = self.entries[key]
+        entry.uses += 1
+        entry.score = greedy_dual_size_frequency(
+            Use(entry.uses, entry.num_tokens, entry.size_bytes, self.now, self.room.clock)
+        )
+        self.settle(key)
 
     def end_ticket(self, ticket_id: str) -> None:
         """Remove a ticket, and free its key."""
@@ -161,19 +198,17 @@ class Tables:
         entry.tiers[worker_id] = tier
         worker.held[key] = self.now
         worker.marked.pop(key, None)
-        self.used_bytes += entry.size_bytes
-        self.tenant_bytes[entry.tenant] += entry.size_bytes
+        self.room.count_copy(entry.tenant, entry.size_bytes)
 
     def remove_copy(self, key: bytes, worker_id: str) -> None:
         """Forget a holder, and the entry with its last one."""
         entry = self.entries[key]
         del entry.tiers[worker_id]
         del self.workers[worker_id].held[key]
-        self.used_bytes -= entry.size_bytes
-        self.tenant_bytes[entry.tenant] -= entry.size_bytes
-        if not self.tenant_bytes[entry.tenant]:
-            del self.tenant_bytes[entry.tenant]
+        self.room.count_copy(entry.tenant, -entry.size_bytes)
         if not entry.tiers:
+            self.room.set_busy(key)
+            self.by_age.remove((entry.fence, key))
             for lease_id in entry.leases:
                 self.leases[lease_id].keys.discard(key)
             del self.entries[key]
@@ -206,50 +241,35 @@ class Tables:
                 self.kill_ticket(key)
         return copies
 
-    def victims(self, tenant: str, size_bytes: int, spared: bytes) -> tuple[bytes, ...] | None:
+    def victims(self, tenant: str, size_bytes: int, spared: bytes) -> tuple[Candidate, ...] | None:
         """What to evict before `size_bytes` of a tenant fit, first for its own budget; None when they cannot."""
-        if self.has_room(tenant, size_bytes):
-            return ()
-        idle = [
-            (entry.tenant, Candidate(key, entry.size_bytes * len(entry.tiers), entry.used_at))
-            for key, entry in self.entries.items()
-            if not entry.leases and key != spared
-        ]
-        own = [candidate for owner, candidate in idle if owner == tenant]
-        first = choose_victims(own, self.tenant_bytes.get(tenant, 0) + size_bytes - self.budget_of(tenant))
-        if first is None:
-            return None
-        chosen = set(first)
-        freed = sum(candidate.held_bytes for candidate in own if candidate.key in chosen)
-        others = [candidate for _, candidate in idle if candidate.key not in chosen]
-        second = choose_victims(others, self.used_bytes + size_bytes - freed - self.limits.budget_bytes)
-        return None if second is None else first + second
+        return self.room.victims(tenant, size_bytes, spared, self._held_bytes)
 
-    def excess(self, tenant: str) -> tuple[bytes, ...]:
+    def excess(self, tenant: str) -> tuple[Candidate, ...]:
         """What to evict so that the budgets are kept; all that is idle where that does not do."""
         found = self.victims(tenant, 0, b"")
-        if found is not None:
-            return found
-        return tuple(key for key, entry in self.entries.items() if entry.tenant == tenant and not entry.leases)
+        return tuple(self.room.candidates(tenant, self._held_bytes)) if found is None else found
 
-    def has_room(self, tenant: str, size_bytes: int) -> bool:
-        """Whether `size_bytes` of a tenant fit without evicting."""
-        own = self.tenant_bytes.get(tenant, 0) + size_bytes <= self.budget_of(tenant)
-        return own and self.used_bytes + size_bytes <= self.limits.budget_bytes
+    def _held_bytes(self, key: bytes) -> int:
+        entry = self.entries[key]
+        return entry.size_bytes * len(entry.tiers)
 
-    def evict(self, keys: Sequence[bytes]) -> None:
+    def evict(self, victims: Iterable[Candidate]) -> None:
         """Remove entries for room."""
-        for key in keys:
-            self.remove_entry(key)
+        for victim in victims:
+            self.room.clock = max(self.room.clock, victim.score)
+            self.remove_entry(victim.key)
 
     def snapshot(self) -> Snapshot:
         """A copy of everything, for integrity checks."""
         return Snapshot(
             budget_bytes=self.limits.budget_bytes,
-            used_bytes=self.used_bytes,
+            used_bytes=self.room.used_bytes,
             sequence=self.sequence,
             entries={
-                key: EntryState(entry.size_bytes, entry.tenant, frozenset(entry.tiers), frozenset(entry.leases))
+                key: EntryState(
+                    entry.size_bytes, entry.tenant, entry.fence, frozenset(entry.tiers), frozenset(entry.leases)
+                )
                 for key, entry in self.entries.items()
             },
             tickets={
@@ -261,18 +281,15 @@ class Tables:
                 name: LeaseState(frozenset(lease.keys), frozenset(lease.ticket_ids))
                 for name, lease in self.leases.items()
             },
-            idle={
-                tenant: frozenset(
-                    key for key, entry in self.entries.items() if entry.tenant == tenant and not entry.leases
-                )
-                for tenant in self.tenant_bytes
-            },
+            idle=self.room.idle_keys(),
+            pinned=frozenset(self.pinned),
+            ages={key: fence for fence, key in self.by_age},
             held={name: frozenset(worker.held) for name, worker in self.workers.items()},
             marked={name: frozenset(worker.marked) for name, worker in self.workers.items()},
             scopes_of={key: frozenset(scopes) for key, scopes in self.scopes_of.items()},
             keys_of_scope={scope: frozenset(keys) for scope, keys in self.keys_of_scope.items()},
-            tenant_bytes=dict(self.tenant_bytes),
-            tenant_budgets={tenant: self.budget_of(tenant) for tenant in self.tenant_bytes},
+            tenant_bytes=dict(self.room.bytes_of),
+            tenant_budgets={tenant: self.room.budget_of(tenant) for tenant in self.room.bytes_of},
             records=self.documents.snapshot(),
             records_of={scope: frozenset(found) for scope, found in self.documents.documents_of.items()},
         )

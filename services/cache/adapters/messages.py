@@ -46,6 +46,7 @@ _PLAN_OUTCOMES: Mapping[PlanOutcome, pb.PlanOutcome.ValueType] = {
     PlanOutcome.HIT: pb.PLAN_OUTCOME_HIT,
     PlanOutcome.COLD: pb.PLAN_OUTCOME_COLD,
     PlanOutcome.PENDING: pb.PLAN_OUTCOME_PENDING,
+    PlanOutcome.LIVE: pb.PLAN_OUTCOME_LIVE,
     PlanOutcome.SUPERSEDED: pb.PLAN_OUTCOME_SUPERSEDED,
 }
 _PUBLISH_OUTCOMES: Mapping[PublishOutcome, pb.PublishOutcome.ValueType] = {
@@ -78,6 +79,7 @@ def plan_request(message: pb.PlanRequest) -> PlanRequest:
         entries=tuple(_part_entry(index, entry) for index, entry in enumerate(message.entries)),
         lease_seconds=message.lease_seconds,
         lease_id=message.lease_id,
+        admit_all=message.admit_all,
     )
 
 

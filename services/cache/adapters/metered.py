@@ -1,5 +1,6 @@
 """Metrics as a decorator around the directory's port, so that the adapters hold only storage."""
 
+import collections
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -61,8 +62,12 @@ class MeteredDirectory(Directory):
     async def plan(self, order: PlanOrder) -> PlanReply:
         with self._plan_seconds.time():
             reply = await self._directory.plan(order)
-        for wanted, planned in zip(order.wanted, reply.entries, strict=True):
-            self._plan_entries.labels(wanted.kind.value, planned.outcome.value).inc()
+        counts = collections.Counter(
+            (wanted.kind.value, planned.outcome.value)
+            for wanted, planned in zip(order.wanted, reply.entries, strict=True)
+        )
+        for labels, count in counts.items():
+            self._plan_entries.labels(*labels).inc(count)
         return reply
 
     @override
@@ -110,6 +115,14 @@ class MeteredDirectory(Directory):
         evicted = await self._directory.reconcile()
         self._evictions.inc(evicted)
         return evicted
+
+    @override
+    async def pin(self, scope: str) -> int:
+        return await self._directory.pin(scope)
+
+    @override
+    async def unpin(self, scope: str) -> int:
+        return await self._directory.unpin(scope)
 
     @override
     async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:

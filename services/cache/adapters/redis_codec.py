@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 
+from services.cache.domain.admission import MAX_SIGHTINGS
 from services.cache.domain.directory import Claim, PlannedEntry, PlanOrder, RegisterOrder, Ticket
 from services.cache.domain.values import (
     DocumentRecord,
@@ -50,6 +51,8 @@ def plan_fields(order: PlanOrder) -> dict[str, object]:
         "model": order.model,
         "epochs": dict(order.epochs),
         "budget_bytes": order.budget_bytes,
+        "admit_all": order.admit_all,
+        "max_sightings": MAX_SIGHTINGS,
         "wanted": wanted,
     }
 
@@ -77,8 +80,8 @@ def planned(key: bytes, answer: Sequence[str]) -> PlannedEntry:
     if outcome == PlanOutcome.COLD:
         ticket_id, fence, seconds = details
         return PlannedEntry(PlanOutcome.COLD, key, ticket=Ticket(ticket_id, int(fence), float(seconds)))
-    if outcome == PlanOutcome.SUPERSEDED:
-        return PlannedEntry(PlanOutcome.SUPERSEDED, key)
+    if outcome in (PlanOutcome.SUPERSEDED, PlanOutcome.LIVE):
+        return PlannedEntry(PlanOutcome(outcome), key)
     return PlannedEntry(PlanOutcome.PENDING, key, owner_expires_in_seconds=float(details[0]))
 
 

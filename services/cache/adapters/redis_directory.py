@@ -4,6 +4,7 @@ Each method is one Lua script, so it is atomic in Redis. All keys start with `{p
 one slot of a cluster. The instance must not evict (`maxmemory-policy noeviction`).
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -53,10 +54,12 @@ from services.cache.domain.values import (
 __all__ = ["RedisAddress", "RedisDirectory"]
 
 _SCRIPTS = (
-    "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "documents", "states", "heartbeat",
+    "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "pin", "documents", "states", "heartbeat",
     "restore", "reconcile", "usage",
 )  # fmt: skip
+_MAKE_ROOM = ("publish", "reconcile")
 _TIMEOUT_SECONDS = 1.0
+_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,11 @@ class RedisDirectory(Directory):
             retry=retry,
             **_security(address),
         )
+        self._turns = asyncio.Semaphore(_CONNECTIONS)
         self._base = f"{{{address.prefix}}}:"
         self._limits = limits
         self._clock = clock
-        sources = files("services.cache.adapters") / "lua"
-        prelude = (sources / "prelude.lua").read_text()
-        self._scripts = {
-            name: self._client.register_script(prelude + (sources / f"{name}.lua").read_text()) for name in _SCRIPTS
-        }
+        self._scripts = {name: self._client.register_script(_source(name)) for name in _SCRIPTS}
 
     @override
     async def epochs(self, scopes: Sequence[str]) -> Mapping[str, int]:
@@ -144,6 +144,14 @@ class RedisDirectory(Directory):
     async def invalidate(self, scope: str) -> Removal:
         num_entries, num_documents, copies = await self._run("invalidate", scope=scope)
         return Removal(num_entries, num_documents, codec.removed_copies(copies))
+
+    @override
+    async def pin(self, scope: str) -> int:
+        return int(await self._run("pin", scope=scope, is_pinned=True))
+
+    @override
+    async def unpin(self, scope: str) -> int:
+        return int(await self._run("pin", scope=scope, is_pinned=False))
 
     @override
     async def register(self, order: RegisterOrder) -> RegisterReply:
@@ -196,8 +204,25 @@ class RedisDirectory(Directory):
     async def _run(self, script: str, **order: object) -> Any:  # noqa: ANN401 # each script answers in its own shape
         now = self._clock() if self._clock else None
         message = json.dumps({**order, "now": now, "limits": asdict(self._limits)})
-        async with _unavailable():
+        async with _unavailable(), self._turn():
             return await self._scripts[script](keys=[self._base], args=[message])
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Scripts run one after the other: beyond a few connections calls wait here, where the pool would refuse them."""
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            await self._turns.acquire()
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+
+def _source(script: str) -> str:
+    """A script behind the parts that it stands on."""
+    folder = files("services.cache.adapters") / "lua"
+    names = ("prelude", "room", script) if script in _MAKE_ROOM else ("prelude", script)
+    return "".join((folder / f"{name}.lua").read_text() for name in names)
 
 
 def _security(address: RedisAddress) -> dict[str, Any]:

@@ -26,10 +26,11 @@ async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
             bytes.fromhex(key): EntryState(
                 size_bytes=int(hashes[f"entry:{key}"]["size"]),
                 tenant=hashes[f"entry:{key}"]["tenant"],
+                fence=int(hashes[f"entry:{key}"]["fence"]),
                 holders=frozenset(hashes.get(f"tiers:{key}", {})),
                 leases=frozenset(raw.get(f"pins:{key}", ())),
             )
-            for key in raw.get("entries", ())
+            for key, _ in _under(raw, "entry:")
         },
         tickets={
             ticket_id: TicketState(
@@ -45,7 +46,9 @@ async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
             name: LeaseState(_keys(raw.get(f"lease_keys:{name}", ())), frozenset(raw.get(f"lease_tickets:{name}", ())))
             for name in raw.get("leases", ())
         },
-        idle=_idle(raw),
+        idle={tenant: _keys(order) for tenant, order in _under(raw, "idle:")},
+        pinned=frozenset(raw.get("pinned", ())),
+        ages={bytes.fromhex(key): int(fence) for key, fence in raw.get("born", {}).items()},
         held={name: _keys(raw.get(f"held:{name}", ())) for name in raw.get("workers", ())},
         marked={name: _keys(raw.get(f"marked:{name}", ())) for name in raw.get("workers", ())},
         scopes_of={bytes.fromhex(key): frozenset(scopes) for key, scopes in _under(raw, "scopes:")},
@@ -65,13 +68,6 @@ async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
     )
 
 
-def _idle(raw: dict[str, Any]) -> dict[str, frozenset[bytes]]:
-    """By tenant; what only one of the two indexes has stands under a tenant that does not exist."""
-    idle = {tenant: _keys(keys) for tenant, keys in _under(raw, "idle:")}
-    apart = _keys(raw.get("idle", ())) ^ frozenset().union(*idle.values())
-    return idle | {"": apart} if apart else idle
-
-
 async def _read_all(client: Redis, base: str) -> dict[str, Any]:
     names = [name async for name in client.scan_iter(match=f"{base}*", count=1000)]
     async with client.pipeline(transaction=False) as pipeline:
@@ -85,11 +81,14 @@ async def _read_all(client: Redis, base: str) -> dict[str, Any]:
                 case "set":
                     pipeline.smembers(name)
                 case "zset":
-                    pipeline.zrange(name, 0, -1)
+                    pipeline.zrange(name, 0, -1, withscores=True)
                 case _:
                     pipeline.get(name)
         values = await pipeline.execute()
-    return {name.removeprefix(base): value for name, value in zip(names, values, strict=True)}
+    return {
+        name.removeprefix(base): dict(value) if kind == "zset" else value
+        for name, kind, value in zip(names, kinds, values, strict=True)
+    }
 
 
 def _under(raw: dict[str, Any], start: str) -> list[tuple[str, Any]]:

@@ -2,7 +2,8 @@
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.cache.domain.directory import (
@@ -16,7 +17,7 @@ from services.cache.domain.directory import (
     Wanted,
 )
 from services.cache.domain.errors import InvalidOrderError, StaleEpochsError
-from services.cache.domain.keys import KeyDeriver, KeySubject
+from services.cache.domain.keys import EntryKeys, KeyDeriver, KeyOwner
 from services.cache.domain.receipts import ReceiptSigner
 from services.cache.domain.values import (
     DIGEST_BYTES,
@@ -32,6 +33,7 @@ from services.cache.domain.values import (
 __all__ = ["NamedDocument", "PartEntry", "PlanRequest", "PublishResult", "ResidentCopy", "SegmentCache"]
 
 _PLAN_ATTEMPTS = 5
+_REMEMBERED_EPOCHS = 10_000
 _MAX_LEASE_SECONDS = 3600.0
 _PUBLIC = Namespace(PUBLIC_TENANT, "")
 
@@ -56,7 +58,10 @@ class PartEntry:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """All reusable parts of one request. `lease_seconds` 0 means the default; `lease_id` extends an earlier plan."""
+    """All reusable parts of one request. `lease_seconds` 0 means the default; `lease_id` extends an earlier plan.
+
+    `admit_all`: give a ticket for every absent part, however seldom it was seen.
+    """
 
     namespace: Namespace
     model: str
@@ -64,6 +69,7 @@ class PlanRequest:
     entries: tuple[PartEntry, ...]
     lease_seconds: float
     lease_id: str
+    admit_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,7 @@ class SegmentCache:
         self._directory = directory
         self._keys = KeyDeriver(secret)
         self._receipts = ReceiptSigner(secret)
+        self._epochs: OrderedDict[tuple[str, ...], Mapping[str, int]] = OrderedDict()
         self._default_lease_seconds = default_lease_seconds
 
     async def plan(self, request: PlanRequest) -> PlanReply:
@@ -103,7 +110,7 @@ class SegmentCache:
         """
         _check_plan(request)
         scopes = self._plan_scopes(request)
-        epochs = await self._directory.epochs(scopes)
+        epochs = self._epochs.get(scopes) or await self._directory.epochs(scopes)
         lease_id, nonce = request.lease_id or secrets.token_hex(16), secrets.token_hex(8)
         for _ in range(_PLAN_ATTEMPTS):
             order = PlanOrder(
@@ -116,12 +123,23 @@ class SegmentCache:
                 epochs=epochs,
                 wanted=self._wanted(request, [epochs[scope] for scope in scopes]),
                 budget_bytes=request.namespace.budget_bytes,
+                admit_all=request.admit_all,
             )
             try:
-                return await self._directory.plan(order)
+                reply = await self._directory.plan(order)
             except StaleEpochsError as error:
                 epochs = error.current
+            else:
+                self._remember(scopes, epochs)
+                return reply
         raise StaleEpochsError(epochs)
+
+    def _remember(self, scopes: tuple[str, ...], epochs: Mapping[str, int]) -> None:
+        """Most plans find the epochs of the last one, which spares them a call; the directory refuses old ones."""
+        self._epochs[scopes] = epochs
+        self._epochs.move_to_end(scopes)
+        if len(self._epochs) > _REMEMBERED_EPOCHS:
+            self._epochs.popitem(last=False)
 
     def _plan_scopes(self, request: PlanRequest) -> tuple[str, ...]:
         """The scopes of tenant and model, and of the public namespace where that is another."""
@@ -132,27 +150,29 @@ class SegmentCache:
     def _wanted(self, request: PlanRequest, epochs: Sequence[int]) -> tuple[Wanted, ...]:
         """`epochs` are those of the plan's scopes, in their order."""
         tenant, model, *public = epochs
-        own = Epochs(tenant, model)
-        shared = Epochs(public[0], model) if public else None
+        own = self._keys.entry_keys(
+            KeyOwner(request.namespace, request.model, Epochs(tenant, model), request.profile_digest)
+        )
+        shared = (
+            self._keys.entry_keys(KeyOwner(_PUBLIC, request.model, Epochs(public[0], model), request.profile_digest))
+            if public
+            else None
+        )
         return tuple(self._wanted_entry(request, own, shared, entry) for entry in request.entries)
 
-    def _wanted_entry(self, request: PlanRequest, own: Epochs, shared: Epochs | None, entry: PartEntry) -> Wanted:
-        def key(namespace: Namespace, epochs: Epochs) -> bytes:
-            return self._keys.entry_key(
-                KeySubject(namespace, request.model, epochs, request.profile_digest, entry.kind, entry.content_hash)
-            )
-
+    def _wanted_entry(self, request: PlanRequest, own: EntryKeys, shared: EntryKeys | None, entry: PartEntry) -> Wanted:
         tenant = request.namespace.tenant
         # Only registered documents are public, so a snapshot is never worth a second look.
+        is_public = entry.kind is EntryKind.SEGMENT
         return Wanted(
-            key=key(request.namespace, own),
+            key=own.key(entry.kind, entry.content_hash),
             kind=entry.kind,
             num_tokens=entry.num_tokens,
             documents=tuple(
                 DocumentRef(self._keys.document_scope(tenant, each.document_id), each.digest)
                 for each in entry.documents
             ),
-            public_key=key(_PUBLIC, shared) if shared and entry.kind is EntryKind.SEGMENT else None,
+            public_key=shared.key(entry.kind, entry.content_hash) if shared and is_public else None,
         )
 
     async def renew(self, lease_id: str, lease_seconds: float) -> None:
@@ -184,8 +204,7 @@ class SegmentCache:
 
     async def invalidate_document(self, tenant: str, document_id: str) -> Removal:
         """Make a tenant's document unreachable under every salt."""
-        _check(bool(document_id), "document_id: must not be empty")
-        return await self._directory.invalidate(self._keys.document_scope(tenant, document_id))
+        return await self._directory.invalidate(self._document_scope(tenant, document_id))
 
     async def invalidate_tag(self, tenant: str, tag: str) -> Removal:
         """Make every document of a tenant unreachable that was registered with a tag."""
@@ -200,6 +219,26 @@ class SegmentCache:
         """Make everything that a model computed unreachable, of every tenant."""
         _check(bool(model), "model: must not be empty")
         return await self._directory.invalidate(self._keys.model_scope(model))
+
+    async def pin_document(self, tenant: str, document_id: str) -> int:
+        """Evict no state of a tenant's document; the number of its entries."""
+        return await self._directory.pin(self._document_scope(tenant, document_id))
+
+    async def unpin_document(self, tenant: str, document_id: str) -> int:
+        """Let states of a document be evicted again; the number of its entries."""
+        return await self._directory.unpin(self._document_scope(tenant, document_id))
+
+    async def pin_tenant(self, tenant: str) -> int:
+        """Evict nothing of a tenant; the number of its entries."""
+        return await self._directory.pin(self._keys.tenant_scope(tenant))
+
+    async def unpin_tenant(self, tenant: str) -> int:
+        """Let a tenant's entries be evicted again; the number of its entries."""
+        return await self._directory.unpin(self._keys.tenant_scope(tenant))
+
+    def _document_scope(self, tenant: str, document_id: str) -> str:
+        _check(bool(document_id), "document_id: must not be empty")
+        return self._keys.document_scope(tenant, document_id)
 
     async def heartbeat(self, worker_id: str, address: str, resident: Sequence[ResidentCopy]) -> tuple[bytes, ...]:
         """Note a worker's life and copies; the keys that it is to drop.

@@ -1,7 +1,7 @@
 """The port of the directory, and the orders and replies that cross it.
 
 Words: a key is *free*, *ticketed* (one live ticket) or *published* (an entry with at least one holder). Time passes
-inside the directory: before every call, leases, tickets and workers whose time has run out are removed.
+inside the directory: before every call, leases, tickets, workers and entries whose time has run out are removed.
 """
 
 from abc import ABC, abstractmethod
@@ -66,7 +66,8 @@ class PlanOrder:
     """All reusable parts of one request. `epochs` are those, by scope, that the keys were derived with.
 
     `lease_id` is new and random, or (`extends`) that of an earlier plan. `nonce` is random; ticket ids are made of it.
-    `budget_bytes` replaces `Limits.namespace_budget_bytes` for this tenant from now on, unless it is 0.
+    `budget_bytes` replaces `Limits.namespace_budget_bytes` for this tenant from now on, unless it is 0. `admit_all` gives
+    tickets to segments however seldom they were planned.
     """
 
     lease_id: str
@@ -78,6 +79,7 @@ class PlanOrder:
     epochs: Mapping[str, int]
     wanted: tuple[Wanted, ...]
     budget_bytes: int = 0
+    admit_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,8 @@ class Directory(ABC):
     async def plan(self, order: PlanOrder) -> PlanReply:
         """Lease what is published, give tickets for free keys, report what others compute.
 
-        HIT adds the entry to the lease and makes it the most recently used. COLD makes a ticket that lives
+        HIT adds the entry to the lease, which counts as one use and raises its score. LIVE leaves the key free: the
+        segment was planned less often than `min_uses`, this order counted once. COLD makes a ticket that lives
         `ticket_seconds` or as long as the lease, whichever is longer; a key that this lease owns already keeps its
         ticket. PENDING leaves the ticket with its owner. In these cases documents and their tags are added to what
         the key falls with. SUPERSEDED changes nothing. A key that is not published where its public key is becomes a
@@ -224,9 +227,9 @@ class Directory(ABC):
 
     @abstractmethod
     async def publish(self, order: PublishOrder) -> PublishReply:
-        """Turn a ticket into an entry, evicting the least recently used unleased entries within the budgets.
+        """Turn a ticket into an entry, evicting unleased and unpinned ones to keep the budgets.
 
-        What exceeds the tenant's budget evicts entries of this tenant only.
+        What exceeds the tenant's budget evicts entries of this tenant only; `domain/eviction.py` says in which order.
 
         The lease that owned the ticket, where it still lives, protects the new entry. Publishing again under the
         same ticket is ACCEPTED, and adds the worker as another holder of the same bytes. Evicted copies are marked:
@@ -244,6 +247,17 @@ class Directory(ABC):
         Advances the scope's epoch; its tickets die (publish answers INVALIDATED), its copies are marked for dropping.
         A document's scope takes its registration along, a tag's or tenant's all of theirs; a model's takes none.
         """
+
+    @abstractmethod
+    async def pin(self, scope: str) -> int:
+        """Evict nothing that falls with a scope, now or later; the number of its entries.
+
+        Invalidating the scope ends the pin; registering another text does not.
+        """
+
+    @abstractmethod
+    async def unpin(self, scope: str) -> int:
+        """Take a pin back, where there is one; the number of the scope's entries."""
 
     @abstractmethod
     async def register(self, order: RegisterOrder) -> RegisterReply:
@@ -270,7 +284,7 @@ class Directory(ABC):
         """Evict until every budget is kept; the number of entries evicted.
 
         `publish` keeps the budgets by itself; they are exceeded where they were lowered while copies were held.
-        Leased entries stay.
+        Leased and pinned entries stay.
         """
 
     @abstractmethod
@@ -288,7 +302,8 @@ class Directory(ABC):
         """Take back entries from opened receipts; the keys that were refused, which the worker is to drop.
 
         A record with a newer epoch than the directory knows advances that epoch (the directory lost its memory).
-        Refused: an older epoch, a document invalidated since, a key published with other bytes, no room without
+        Refused: an older epoch, a document invalidated since, an age beyond `entry_ttl_seconds`,
+        a key published with other bytes, no room without
         evicting, a worker without heartbeat. A live ticket for a restored key ends; its publish is FENCED.
         """
 

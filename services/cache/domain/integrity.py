@@ -14,10 +14,11 @@ Names = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class EntryState:
-    """A published key: its size, its tenant's scope, who holds it, which leases protect it."""
+    """A published key: its size, its tenant's scope, its ticket's fence, who holds it, which leases protect it."""
 
     size_bytes: int
     tenant: str
+    fence: int
     holders: Names
     leases: Names
 
@@ -53,6 +54,8 @@ class RecordState:
 class Snapshot:
     """Everything that a directory stores. `idle`: evictable keys by tenant; `ticket_of`: live ticket by key.
 
+    `pinned` are scopes, `ages` the fences of published keys.
+
     `tenant_bytes` and `tenant_budgets` are by tenant's scope, a missing budget is none; `records` by document's scope,
     `records_of` by scope of a tenant or tag.
     """
@@ -65,6 +68,8 @@ class Snapshot:
     ticket_of: Mapping[bytes, str]
     leases: Mapping[str, LeaseState]
     idle: Mapping[str, Keys]
+    pinned: Names
+    ages: Mapping[bytes, int]
     held: Mapping[str, Keys]
     marked: Mapping[str, Keys]
     scopes_of: Mapping[bytes, Names]
@@ -128,10 +133,16 @@ def _leases(snapshot: Snapshot) -> Iterator[str]:
     by_lease = {(name, key) for name, lease in snapshot.leases.items() for key in lease.keys}
     for name, key in by_entry ^ by_lease:
         yield f"lease {name} and entry {key.hex()} disagree"
-    unleased = {(entry.tenant, key) for key, entry in snapshot.entries.items() if not entry.leases}
+    free = {
+        (entry.tenant, key)
+        for key, entry in snapshot.entries.items()
+        if not entry.leases and not snapshot.pinned & snapshot.scopes_of.get(key, frozenset())
+    }
     idle = {(tenant, key) for tenant, keys in snapshot.idle.items() for key in keys}
-    if unleased != idle:
-        yield f"{len(unleased)} entries are unleased, {len(idle)} are evictable, and not all are the same"
+    if free != idle:
+        yield f"{len(free)} entries are neither leased nor pinned, {len(idle)} are evictable, and not all are the same"
+    if {key: entry.fence for key, entry in snapshot.entries.items()} != snapshot.ages:
+        yield "entries and the index by age disagree"
     for name, lease in snapshot.leases.items():
         owned = {ticket_id for ticket_id, ticket in snapshot.tickets.items() if ticket.lease_id == name}
         if owned != lease.ticket_ids:

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from services.cache.domain.values import EntryKind, Epochs, Namespace
 
-__all__ = ["KeyDeriver", "KeySubject", "pack_fields"]
+__all__ = ["EntryKeys", "KeyDeriver", "KeyOwner", "pack_fields"]
 
 
 def pack_fields(*fields: bytes) -> bytes:
@@ -18,15 +18,24 @@ def pack_fields(*fields: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class KeySubject:
-    """What a stored key is computed over, besides the secret."""
+class KeyOwner:
+    """What all stored keys of a plan are computed over, besides the secret."""
 
     namespace: Namespace
     model: str
     epochs: Epochs
     profile_digest: str
-    kind: EntryKind
-    content_hash: bytes
+
+
+class EntryKeys:
+    """Stored keys of one owner; what they have in common is hashed once."""
+
+    def __init__(self, common: blake3) -> None:
+        self._common = common
+
+    def key(self, kind: EntryKind, content_hash: bytes) -> bytes:
+        """The stored key, 32 bytes."""
+        return self._common.copy().update(pack_fields(kind.encode(), content_hash)).digest()
 
 
 class KeyDeriver:
@@ -36,19 +45,17 @@ class KeyDeriver:
         self._entry_key = blake3(secret, derive_key_context="hypic cache 1 entry key").digest()
         self._scope_key = blake3(secret, derive_key_context="hypic cache 1 scope").digest()
 
-    def entry_key(self, subject: KeySubject) -> bytes:
-        """The stored key, 32 bytes."""
+    def entry_keys(self, owner: KeyOwner) -> "EntryKeys":
+        """The keys of everything that is stored for one owner."""
         fields = pack_fields(
-            subject.namespace.tenant.encode(),
-            subject.namespace.salt.encode(),
-            str(subject.epochs.tenant).encode(),
-            subject.model.encode(),
-            str(subject.epochs.model).encode(),
-            subject.profile_digest.encode(),
-            subject.kind.encode(),
-            subject.content_hash,
+            owner.namespace.tenant.encode(),
+            owner.namespace.salt.encode(),
+            str(owner.epochs.tenant).encode(),
+            owner.model.encode(),
+            str(owner.epochs.model).encode(),
+            owner.profile_digest.encode(),
         )
-        return blake3(fields, key=self._entry_key).digest()
+        return EntryKeys(blake3(fields, key=self._entry_key))
 
     def tenant_scope(self, tenant: str) -> str:
         """Everything of a tenant, under every salt."""

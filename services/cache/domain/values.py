@@ -39,6 +39,7 @@ class EntryKind(StrEnum):
 class PlanOutcome(StrEnum):
     """How a planned part stands: resident, to be computed by this request, or being computed by another.
 
+    `LIVE`: absent, and seen too seldom to be captured.
     `SUPERSEDED`: another text is registered under one of its document ids; it is neither reused nor stored.
     """
 
@@ -46,6 +47,7 @@ class PlanOutcome(StrEnum):
     COLD = "cold"
     PENDING = "pending"
     SUPERSEDED = "superseded"
+    LIVE = "live"
 
 
 class PublishOutcome(StrEnum):
@@ -168,6 +170,9 @@ class Limits:
     """Policy of a directory.
 
     `namespace_budget_bytes` bounds the copies of each tenant without a budget of its own; 0 leaves the common budget.
+    For `share_seconds` after its last plan a tenant has a share, an equal part of the budget, below which other tenants
+    cannot bring it. `entry_ttl_seconds` is an entry's age at which it leaves, whoever uses it; 0 is never. Segments are
+    captured when they are planned the `min_uses`-th time.
     `settle_seconds` is the age that a heartbeat in flight may have: a copy published later than that is not taken for
     lost because a heartbeat does not list it.
     """
@@ -177,3 +182,6 @@ class Limits:
     worker_ttl_seconds: float = 15.0
     settle_seconds: float = 5.0
     namespace_budget_bytes: int = 0
+    share_seconds: float = 3600.0
+    entry_ttl_seconds: float = 0.0
+    min_uses: int = 1

@@ -3,6 +3,7 @@
 from hypic.v1 import cache_pb2, worker_pb2
 
 from services.router.domain.model import ModelInfo, Profile
+from services.router.domain.parts import Reason
 from services.router.domain.plan import CacheEntry, EntryKind, Outcome, Served, Ticket
 from services.router.domain.ports import (
     CaptureBatch,
@@ -36,7 +37,12 @@ _OUTCOMES = {
     cache_pb2.PLAN_OUTCOME_HIT: Served.HIT,
     cache_pb2.PLAN_OUTCOME_COLD: Served.COLD,
     cache_pb2.PLAN_OUTCOME_PENDING: Served.PENDING,
+    cache_pb2.PLAN_OUTCOME_LIVE: Served.LIVE,
     cache_pb2.PLAN_OUTCOME_SUPERSEDED: Served.LIVE,
+}
+_LIVE_REASONS = {
+    cache_pb2.PLAN_OUTCOME_LIVE: Reason.FIRST_USE,
+    cache_pb2.PLAN_OUTCOME_SUPERSEDED: Reason.SUPERSEDED,
 }
 _SERVINGS = {
     PartServing.LIVE: worker_pb2.PART_SERVING_LIVE,
@@ -60,6 +66,7 @@ def plan_request(query: PlanQuery) -> cache_pb2.PlanRequest:
         entries=map(_plan_entry, query.entries),
         lease_seconds=query.lease_seconds,
         lease_id=query.lease_id,
+        admit_all=query.admit_all,
     )
 
 
@@ -96,6 +103,7 @@ def _outcome(entry: cache_pb2.PlannedEntry) -> Outcome:
         tier=entry.holders[0].tier if entry.holders else "",
         ticket=Ticket(entry.ticket.ticket_id, entry.ticket.fence) if entry.HasField("ticket") else None,
         owner_seconds=entry.owner_expires_in_seconds,
+        reason=_LIVE_REASONS.get(entry.outcome),
     )
 
 

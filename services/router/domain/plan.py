@@ -71,9 +71,9 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The directory's answer for one entry: `served` is HIT, COLD or PENDING; `key` is opaque.
+    """The directory's answer for one entry: `served` is HIT, COLD, PENDING or LIVE; `key` is opaque.
 
-    LIVE: another text is registered under one of the entry's document ids, so that it is neither reused nor stored.
+    LIVE, for the reason given: the entry is neither reused nor stored.
     """
 
     served: Served
@@ -81,6 +81,7 @@ class Outcome:
     tier: str = ""
     ticket: Ticket | None = None
     owner_seconds: float = 0.0
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ def settle_captures(plan: Plan, stored: Collection[bytes]) -> Plan:
 
 def _segment_reason(each: PartPlan, outcome: Outcome) -> Reason | None:
     if outcome.served is Served.LIVE:
-        return Reason.SUPERSEDED
+        return outcome.reason
     return None if outcome.served is Served.HIT else each.reason or Reason.FIRST_USE
 
 

@@ -30,7 +30,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PlanQuery:
-    """Every look-up of one request; `lease_id` is set to add to the lease of an earlier plan."""
+    """Every look-up of one request; `lease_id` is set to add to the lease of an earlier plan.
+
+    `admit_all` asks for tickets however seldom an entry was seen.
+    """
 
     request_id: str
     namespace: Namespace
@@ -39,6 +42,7 @@ class PlanQuery:
     entries: tuple[CacheEntry, ...]
     lease_seconds: float
     lease_id: str = ""
+    admit_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 A round kills each of them once. `HYPIC_SOAK_SECONDS` asks for rounds until this much time has passed (`make soak`).
 """
 
+import asyncio
 import os
 import random
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from tests.redis_server import RedisServer
 SECONDS = float(os.environ.get("HYPIC_SOAK_SECONDS", "0"))
 NUM_DOCUMENTS = 6
 NUM_CLIENTS = 2
+BUDGET_BYTES = 200_000
 
 
 @dataclass(slots=True)
@@ -35,9 +38,18 @@ class Killed:
     redis: RedisServer
     worker_away: threading.Event = field(default_factory=threading.Event)
     num_worker_kills: int = 0
+    num_kills: Counter[str] = field(default_factory=Counter)
+
+    async def check_directory(self) -> None:
+        """Every index in Redis agrees with the others."""
+        limits = CacheSettings.from_environment(budget_bytes=BUDGET_BYTES).limits()
+        directory = RedisDirectory(RedisAddress(self.redis.url, "hypic"), limits)
+        await directory.check_integrity()
+        await directory.close()
 
     def kill(self, target: str) -> None:
         """SIGKILL; returns once it is back."""
+        self.num_kills[target] += 1
         if target == "redis":
             self.redis.kill()
             time.sleep(0.5)
@@ -63,6 +75,8 @@ def killed(random_checkpoint: Path, tmp_path: Path) -> Iterator[Killed]:
             "HYPIC_ROUTER_WORKER_WAIT_SECONDS": "40",
             "HYPIC_ROUTER_LEASE_SECONDS": "4",
             "HYPIC_CACHE_TICKET_SECONDS": "4",
+            # Room for some of the documents: they evict each other all the time.
+            "HYPIC_CACHE_BUDGET_BYTES": str(BUDGET_BYTES),
         }
         try:
             with ServedStack(random_checkpoint, tmp_path / "log", variables) as stack:
@@ -150,6 +164,9 @@ def test_kills_under_load_cost_no_answer(killed: Killed) -> None:
         load.check(index, ask(killed.stack, [each]))
     assert load.faults == []
     killed.stack.wait_idle()
+    asyncio.run(killed.check_directory())
+    killed.stack.forget_everything()
+    print(f"{load.num_answers} answers, kills: {killed.num_kills}")  # noqa: T201 # make soak
 
 
 def _await_more(load: Load) -> None:
@@ -162,6 +179,4 @@ async def test_the_directory_is_sound_after_a_kill(killed: Killed) -> None:
     killed.kill("redis")
     asked: list[Any] = [document("sound")]
     wait_until(lambda: ask(killed.stack, asked).served == ["hit"])
-    directory = RedisDirectory(RedisAddress(killed.redis.url, "hypic"), CacheSettings.from_environment().limits())
-    await directory.check_integrity()
-    await directory.close()
+    await killed.check_directory()

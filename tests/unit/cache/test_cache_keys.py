@@ -6,35 +6,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cache.domain.keys import KeyDeriver, KeySubject, pack_fields
+from services.cache.domain.keys import KeyDeriver, KeyOwner, pack_fields
 from services.cache.domain.values import EntryKind, Epochs, Namespace
 
-SUBJECT = KeySubject(Namespace("acme", "salt"), "model", Epochs(1, 2), "profile", EntryKind.SEGMENT, b"c" * 32)
-OTHERS = {
-    "tenant": replace(SUBJECT, namespace=Namespace("acmes", "salt")),
-    "salt": replace(SUBJECT, namespace=Namespace("acme", "")),
-    "boundary": replace(SUBJECT, namespace=Namespace("acmes", "alt")),
-    "model": replace(SUBJECT, model="modem"),
-    "tenant epoch": replace(SUBJECT, epochs=Epochs(2, 2)),
-    "model epoch": replace(SUBJECT, epochs=Epochs(1, 1)),
-    "swapped epochs": replace(SUBJECT, epochs=Epochs(2, 1)),
-    "profile": replace(SUBJECT, profile_digest="profile2"),
-    "kind": replace(SUBJECT, kind=EntryKind.PREFIX),
-    "content": replace(SUBJECT, content_hash=b"d" * 32),
+OWNER = KeyOwner(Namespace("acme", "salt"), "model", Epochs(1, 2), "profile")
+CONTENT = b"c" * 32
+OTHER_OWNERS = {
+    "tenant": replace(OWNER, namespace=Namespace("acmes", "salt")),
+    "salt": replace(OWNER, namespace=Namespace("acme", "")),
+    "boundary": replace(OWNER, namespace=Namespace("acmes", "alt")),
+    "model": replace(OWNER, model="modem"),
+    "tenant epoch": replace(OWNER, epochs=Epochs(2, 2)),
+    "model epoch": replace(OWNER, epochs=Epochs(1, 1)),
+    "swapped epochs": replace(OWNER, epochs=Epochs(2, 1)),
+    "profile": replace(OWNER, profile_digest="profile2"),
 }
 
 
-@pytest.mark.parametrize("field", list(OTHERS))
-def test_every_field_enters_the_key(field: str) -> None:
-    keys = KeyDeriver(b"secret")
-    assert keys.entry_key(SUBJECT) == keys.entry_key(replace(SUBJECT))
-    assert len(keys.entry_key(SUBJECT)) == 32
-    assert keys.entry_key(OTHERS[field]) != keys.entry_key(SUBJECT)
+def entry_key(owner: KeyOwner, kind: EntryKind = EntryKind.SEGMENT, content: bytes = CONTENT) -> bytes:
+    return KeyDeriver(b"secret").entry_keys(owner).key(kind, content)
+
+
+@pytest.mark.parametrize("field", list(OTHER_OWNERS))
+def test_every_field_of_the_owner_enters_the_key(field: str) -> None:
+    assert entry_key(OWNER) == entry_key(replace(OWNER))
+    assert len(entry_key(OWNER)) == 32
+    assert entry_key(OTHER_OWNERS[field]) != entry_key(OWNER)
+
+
+def test_kind_and_content_enter_the_key_whatever_was_asked_before() -> None:
+    keys = KeyDeriver(b"secret").entry_keys(OWNER)
+    found = [keys.key(kind, content) for kind in EntryKind for content in (CONTENT, b"d" * 32)]
+    assert len(set(found)) == 4
+    assert keys.key(EntryKind.SEGMENT, CONTENT) == entry_key(OWNER)
 
 
 def test_the_secret_enters_keys_and_scopes() -> None:
     one, other = KeyDeriver(b"secret one"), KeyDeriver(b"secret two")
-    assert one.entry_key(SUBJECT) != other.entry_key(SUBJECT)
+    assert one.entry_keys(OWNER).key(EntryKind.SEGMENT, CONTENT) != other.entry_keys(OWNER).key(
+        EntryKind.SEGMENT, CONTENT
+    )
     assert one.tenant_scope("acme") != other.tenant_scope("acme")
 
 

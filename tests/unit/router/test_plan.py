@@ -43,7 +43,8 @@ def ids(entry: CacheEntry) -> tuple[str, ...]:
 
 
 def outcome(served: Served, name: bytes = b"key") -> Outcome:
-    return Outcome(served, name, "host", TICKET if served is Served.COLD else None, 1.0)
+    reason = Reason.SUPERSEDED if served is Served.LIVE else None
+    return Outcome(served, name, "host", TICKET if served is Served.COLD else None, 1.0, reason)
 
 
 def settle(plan: Plan, outcomes: list[Served]) -> Plan:
@@ -204,3 +205,14 @@ def test_counts_add_up_and_every_computed_part_has_its_reason(case: tuple[Plan, 
         assert not (part.reason and part.reused_tokens)
     captured = {each.content_hash for each in plan.parts if each.served is Served.COLD}
     assert sum(bool(part.captured_tokens) for part in explained) == (0 if is_lost else len(captured))
+
+
+def test_a_segment_seen_too_seldom_is_live_as_on_its_first_use() -> None:
+    plan = draft(PROMPT, PROFILE, Reuse.COMPOSE)
+    answers = {
+        entry.content_hash: Outcome(Served.LIVE, entry.content_hash, reason=Reason.FIRST_USE) for entry in plan.entries
+    }
+    settled = settle_segments(plan, answers)
+    segments = [each for each in settled.parts if each.part.kind is PartKind.SEGMENT]
+    assert {each.served for each in segments} == {Served.LIVE}
+    assert {each.reason for each in segments} == {Reason.FIRST_USE}

@@ -1,4 +1,4 @@
--- Answers {'ok', entry...}, {'stale', scope, epoch, ...} or {'unknown_lease'}. An entry is {'superseded'},
+-- Answers {'ok', entry...}, {'stale', scope, epoch, ...} or {'unknown_lease'}. An entry is {'superseded'}, {'live'},
 -- {'hit', key, worker, address, tier, ...}, {'cold', ticket, fence, seconds} or {'pending', seconds}.
 local stale = { 'stale' }
 local is_stale = false
@@ -16,6 +16,7 @@ if order.extends and lease_ends == 0 then
 end
 lease_ends = math.max(lease_ends, now + order.lease_seconds)
 call('ZADD', base .. 'leases', lease_ends, order.lease)
+call('ZADD', base .. 'shares', now, order.tenant)
 if order.budget_bytes > 0 then
   call('HSET', base .. 'budgets', order.tenant, integer(order.budget_bytes))
 end
@@ -30,14 +31,38 @@ local function give_ticket(wanted)
   call('SADD', base .. 'lease_tickets:' .. order.lease, ticket)
 end
 
+local sighted = {}
+-- Whether an absent key is to be captured; an order counts once for each.
+local function admits(wanted)
+  if order.admit_all or order.limits.min_uses <= 1 then
+    return true
+  end
+  local key = wanted.key
+  if not sighted[key] then
+    sighted[key] = call('HINCRBY', base .. 'sightings', key, 1)
+    call('ZADD', base .. 'sighted', now, key)
+    if call('ZCARD', base .. 'sighted') > order.max_sightings then
+      call('HDEL', base .. 'sightings', call('ZPOPMIN', base .. 'sighted')[1])
+    end
+  end
+  return wanted.kind == 'prefix' or sighted[key] >= order.limits.min_uses
+end
+
+local addresses = {}
+local function address_of(worker)
+  addresses[worker] = addresses[worker] or call('HGET', base .. 'addresses', worker)
+  return addresses[worker]
+end
+
 local function hit(key)
-  call('ZADD', base .. 'used', now, key)
-  lease_entry(order.lease, key)
+  if lease_entry(order.lease, key) then
+    use(key)
+  end
   local reply = { 'hit', key }
   local tiers = call('HGETALL', base .. 'tiers:' .. key)
   for i = 1, #tiers, 2 do
     reply[#reply + 1] = tiers[i]
-    reply[#reply + 1] = call('HGET', base .. 'addresses', tiers[i])
+    reply[#reply + 1] = address_of(tiers[i])
     reply[#reply + 1] = tiers[i + 1]
   end
   return reply
@@ -63,9 +88,7 @@ local function is_superseded(wanted)
   return false
 end
 
-local function link_all(wanted)
-  link(wanted.key, order.tenant)
-  link(wanted.key, order.model)
+local function link_documents(wanted)
   for _, document in ipairs(wanted.documents) do
     link(wanted.key, document[1])
     local tags = call('HGET', base .. 'record:' .. document[1], 'tag_scopes')
@@ -84,9 +107,14 @@ local function plan_one(wanted)
     return hit(wanted.public_key)
   end
   if not resident and call('HEXISTS', base .. 'ticket_of', wanted.key) == 0 then
+    if not admits(wanted) then
+      return { 'live' }
+    end
     give_ticket(wanted)
+    link(wanted.key, order.tenant)
+    link(wanted.key, order.model)
   end
-  link_all(wanted)
+  link_documents(wanted)
   return resident and hit(wanted.key) or ticketed(wanted.key)
 end
 

@@ -2,15 +2,17 @@
 -- the same names. Each script is this file followed by its own. KEYS[1] is the start of every key, with the hash tag
 -- that puts all of the directory into one slot; ARGV[1] is a JSON object.
 --
---   sequence, bytes            counters
+--   sequence, bytes, clock     counters; clock: the highest score that was ever evicted
 --   bytes_of, budgets          scope of a tenant -> bytes of its copies, and its own budget
 --   epochs                     scope -> sequence number of its last invalidation
---   entries                    published keys
---   entry:K                    kind, tenant, tokens, size, fence, ticket of a published key
+--   born                       published keys by fence
+--   entry:K                    kind, tenant, tokens, size, fence, ticket, uses, score of a published key
 --   tiers:K                    worker -> tier of its copy
 --   pins:K                     leases that protect K
---   idle, idle:T               unleased published keys by last use, of all and of one tenant
---   used                       last use of every published key
+--   idle:T                     a tenant's published keys that are neither leased nor pinned, by score
+--   shares                     tenants that have a share, by last plan
+--   pinned                     scopes
+--   sightings, sighted         how often absent keys were planned, and when last
 --   tickets, ticket:T          expiry; key, kind, tokens, fence, lease, dead
 --   ticket_of                  key -> live ticket
 --   leases                     expiry; lease_keys:L, lease_tickets:L
@@ -53,12 +55,47 @@ local function next_sequence()
 end
 
 local function published(key)
-  return call('SISMEMBER', base .. 'entries', key) == 1
+  return call('EXISTS', base .. 'entry:' .. key) == 1
+end
+
+local has_pins = call('EXISTS', base .. 'pinned') == 1
+
+local function is_pinned(key)
+  if has_pins then
+    for _, scope in ipairs(call('SMEMBERS', base .. 'scopes:' .. key)) do
+      if call('SISMEMBER', base .. 'pinned', scope) == 1 then
+        return true
+      end
+    end
+  end
+  return false
+end
+
+local function set_busy(key)
+  call('ZREM', base .. 'idle:' .. call('HGET', base .. 'entry:' .. key, 'tenant'), key)
+end
+
+-- Let an entry be evicted, or not, as leases and pins have it.
+local function settle(key)
+  if call('EXISTS', base .. 'pins:' .. key) == 1 or is_pinned(key) then
+    set_busy(key)
+  else
+    local fields = call('HMGET', base .. 'entry:' .. key, 'tenant', 'score')
+    call('ZADD', base .. 'idle:' .. fields[1], fields[2], key)
+  end
+end
+
+local function is_over_age(fence)
+  local seconds = order.limits.entry_ttl_seconds
+  return seconds > 0 and fence <= (now - seconds) * 1e6
 end
 
 local function link(key, scope)
   call('SADD', base .. 'scopes:' .. key, scope)
   call('SADD', base .. 'scope:' .. scope, key)
+  if has_pins and call('SISMEMBER', base .. 'pinned', scope) == 1 and published(key) then
+    set_busy(key)
+  end
 end
 
 local function unlink(key)
@@ -76,29 +113,17 @@ local function tenant_of(key)
   end
 end
 
-local function set_idle(key)
-  local used = call('ZSCORE', base .. 'used', key)
-  call('ZADD', base .. 'idle', used, key)
-  call('ZADD', base .. 'idle:' .. call('HGET', base .. 'entry:' .. key, 'tenant'), used, key)
-end
-
-local function unset_idle(key)
-  call('ZREM', base .. 'idle', key)
-  call('ZREM', base .. 'idle:' .. call('HGET', base .. 'entry:' .. key, 'tenant'), key)
-end
-
+-- Whether the lease is a new one for this entry.
 local function lease_entry(lease, key)
   call('SADD', base .. 'lease_keys:' .. lease, key)
-  call('SADD', base .. 'pins:' .. key, lease)
-  unset_idle(key)
+  set_busy(key)
+  return call('SADD', base .. 'pins:' .. key, lease) == 1
 end
 
 local function end_lease(lease)
   for _, key in ipairs(call('SMEMBERS', base .. 'lease_keys:' .. lease)) do
     call('SREM', base .. 'pins:' .. key, lease)
-    if call('EXISTS', base .. 'pins:' .. key) == 0 then
-      set_idle(key)
-    end
+    settle(key)
   end
   call('DEL', base .. 'lease_keys:' .. lease, base .. 'lease_tickets:' .. lease)
   call('ZREM', base .. 'leases', lease)
@@ -125,12 +150,22 @@ local function kill_ticket(key)
   unlink(key)
 end
 
+-- Count a use; greedy_dual_size_frequency of domain/eviction.py gives the score.
+local clock = tonumber(call('GET', base .. 'clock') or '0')
+local function use(key)
+  local entry = call('HMGET', base .. 'entry:' .. key, 'uses', 'tokens', 'size')
+  local uses = tonumber(entry[1]) + 1
+  local score = clock + uses * tonumber(entry[2]) / tonumber(entry[3])
+  call('HSET', base .. 'entry:' .. key, 'uses', integer(uses), 'score', string.format('%.17g', score))
+end
+
+-- Publish a key whose scopes are linked.
 local function add_entry(key, entry)
-  call('SADD', base .. 'entries', key)
   call('HSET', base .. 'entry:' .. key, 'kind', entry.kind, 'tenant', entry.tenant, 'tokens', entry.tokens,
-    'size', integer(entry.size), 'fence', integer(entry.fence), 'ticket', entry.ticket)
-  call('ZADD', base .. 'used', now, key)
-  set_idle(key)
+    'size', integer(entry.size), 'fence', integer(entry.fence), 'ticket', entry.ticket, 'uses', '0')
+  call('ZADD', base .. 'born', integer(entry.fence), key)
+  use(key)
+  settle(key)
 end
 
 local function size_of(key)
@@ -181,10 +216,9 @@ local function remove_copy(key, worker)
     for _, lease in ipairs(call('SMEMBERS', base .. 'pins:' .. key)) do
       call('SREM', base .. 'lease_keys:' .. lease, key)
     end
-    unset_idle(key)
+    set_busy(key)
     call('DEL', base .. 'entry:' .. key, base .. 'pins:' .. key)
-    call('SREM', base .. 'entries', key)
-    call('ZREM', base .. 'used', key)
+    call('ZREM', base .. 'born', key)
     unlink(key)
   end
 end
@@ -256,48 +290,19 @@ local function remove_scope(scope, epoch)
   return { removed, #documents, copies }
 end
 
--- Adds to `found` what to evict of one index so that `missing` bytes become free, least recently used first; the bytes
--- that are still missing.
-local function choose(index, missing, spared, found)
-  local first = 0
-  while missing > 0 do
-    local page = call('ZRANGE', base .. index, first, first + 99)
-    if #page == 0 then
-      return missing
-    end
-    for _, key in ipairs(page) do
-      if missing > 0 and key ~= spared and not found[key] then
-        found[#found + 1] = key
-        found[key] = true
-        missing = missing - size_of(key) * call('HLEN', base .. 'tiers:' .. key)
-      end
-    end
-    first = first + 100
-  end
-  return missing
-end
-
--- The keys to evict before `size` bytes of a tenant fit, first for its own budget; nil when they cannot.
-local function victims(tenant, size, spared)
-  local found = {}
-  local missing = bytes_of(tenant) + size - budget_of(tenant)
-  local left = choose('idle:' .. tenant, missing, spared, found)
-  if left > 0 then
-    return nil
-  end
-  local freed = missing > 0 and missing - left or 0
-  if choose('idle', used_bytes() + size - freed - order.limits.budget_bytes, spared, found) > 0 then
-    return nil
-  end
-  return found
-end
-
 -- Remove what time has ended.
 for _, lease in ipairs(call('ZRANGEBYSCORE', base .. 'leases', '-inf', now)) do
   end_lease(lease)
 end
 for _, ticket in ipairs(call('ZRANGEBYSCORE', base .. 'tickets', '-inf', now)) do
   end_ticket(ticket)
+end
+call('ZREMRANGEBYSCORE', base .. 'shares', '-inf', now - order.limits.share_seconds)
+if order.limits.entry_ttl_seconds > 0 then
+  local oldest = (now - order.limits.entry_ttl_seconds) * 1e6
+  for _, key in ipairs(call('ZRANGEBYSCORE', base .. 'born', '-inf', oldest)) do
+    remove_entry(key, {})
+  end
 end
 for _, worker in ipairs(call('ZRANGEBYSCORE', base .. 'workers', '-inf', now)) do
   for _, key in ipairs(call('HKEYS', base .. 'held:' .. worker)) do

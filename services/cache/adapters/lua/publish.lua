@@ -43,13 +43,7 @@ if not evicted then
   end
   return { 'over_budget' }
 end
-local drop_keys = {}
-for _, victim in ipairs(evicted) do
-  if call('HEXISTS', base .. 'tiers:' .. victim, order.worker) == 1 then
-    drop_keys[#drop_keys + 1] = victim
-  end
-  remove_entry(victim, {})
-end
+local drop_keys = evict(evicted, order.worker)
 if not again then
   call('HDEL', base .. 'ticket_of', key)
   forget_ticket(ticket)

@@ -11,6 +11,9 @@ local function stale(record)
   if epoch_of(record.tenant) ~= record.epochs[1] or epoch_of(record.model) ~= record.epochs[2] then
     return true
   end
+  if is_over_age(record.fence) then
+    return true
+  end
   for _, document in ipairs(record.documents) do
     if epoch_of(document) > record.fence then
       return true
@@ -42,13 +45,13 @@ local function restored(record)
     call('HDEL', base .. 'ticket_of', key)
     forget_ticket(ticket)
   end
-  if not resident then
-    add_entry(key, record)
-  end
   link(key, record.tenant)
   link(key, record.model)
   for _, document in ipairs(record.documents) do
     link(key, document)
+  end
+  if not resident then
+    add_entry(key, record)
   end
   add_copy(key, worker, record.tier)
   return true

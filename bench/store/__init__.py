@@ -1,0 +1,1 @@
+"""The cache service under load, and eviction policies on traces."""
