@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 import typer
 
-from bench.gpu import attention, capture, decode, families, memory, mixed, parallel, recompute, ttft
+from bench.gpu import attention, capture, decode, families, memory, mixed, parallel, recompute, rounding, ttft
 from bench.gpu.gate import measure_agreement
 from bench.gpu.rig import Rig
 from bench.gpu.sizes import TINY, TRUE, Sizes
@@ -49,6 +49,7 @@ SUBJECTS: dict[str, Callable[[Rig], Iterator[Row]]] = {
     "mixed": mixed.measure,
     "memory": memory.measure,
     "attention": attention.measure,
+    "rounding": rounding.measure,
     "families": families.measure,
     _PARALLEL: parallel.measure,
 }

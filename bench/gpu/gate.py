@@ -17,9 +17,9 @@ from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
 
-__all__ = ["Agreement", "last_logits", "mean_error", "measure_agreement"]
+__all__ = ["QUESTIONS", "Agreement", "last_logits", "mean_error", "measure_agreement"]
 
-_QUESTIONS = 4
+QUESTIONS = 4
 _MOST_ERROR, _LEAST_CONTRAST = 0.2, 3.0
 
 
@@ -50,7 +50,7 @@ def measure_agreement(rig: Rig) -> Agreement:
     states = [engine.context.store.get_segment(key(index), ids) for index, ids in enumerate((own, other))]
     parts = [CombinePart(own), *(CombinePart(own, _as_of(own, state)) for state in states)]
     exact, composed, mistaken = (
-        [last_logits(rig, engine, part, number) for number in range(_QUESTIONS)] for part in parts
+        [last_logits(rig, engine, [part], number) for number in range(QUESTIONS)] for part in parts
     )
     return Agreement(mean_error(composed, exact), mean_error(mistaken, exact))
 
@@ -62,11 +62,11 @@ def _as_of(token_ids: tuple[int, ...], state: SegmentState | None) -> SegmentSta
     return replace(state, token_ids=token_ids)
 
 
-def last_logits(rig: Rig, engine: Engine, part: CombinePart, number: int) -> torch.Tensor:
-    """Of a prompt of the prime, one part and a question."""
+def last_logits(rig: Rig, engine: Engine, parts: Sequence[CombinePart], number: int) -> torch.Tensor:
+    """Of a prompt of the prime, parts and a question."""
     prime = CombinePart(rig.ids(7, rig.sizes.prime_tokens))
     question = CombinePart(rig.question(number).token_ids)
-    combine = CombinePass(engine.context, CombinePlan(None, (prime, part, question), max_tokens=1))
+    combine = CombinePass(engine.context, CombinePlan(None, (prime, *parts, question), max_tokens=1))
     steps = combine.run()
     with torch.inference_mode():
         while True:

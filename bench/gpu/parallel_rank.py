@@ -64,7 +64,7 @@ def _compose(rig: Rig, held: Ranks | None) -> Sequence[torch.Tensor]:
     ids = own.ids(1, sizes.short_tokens)
     capture_together(engine, {key(0): ids})
     part = CombinePart(ids, engine.context.store.get_segment(key(0), ids))
-    logits = [last_logits(own, engine, part, number) for number in range(_QUESTIONS)]
+    logits = [last_logits(own, engine, [part], number) for number in range(_QUESTIONS)]
     del engine, part
     own.release()
     return logits

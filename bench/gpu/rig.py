@@ -1,9 +1,10 @@
 """One model with random weights, and engines over it whose pools are as large as a subject needs."""
 
 import gc
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -27,6 +28,8 @@ from services.worker.models.shared_layer import SharedLayer
 from services.worker.models.spec import ModelSpec
 
 __all__ = ["Rig"]
+
+_Held = TypeVar("_Held")
 
 # Nothing is to be evicted, put off or cut while it is measured.
 _UNBOUNDED = 1 << 40
@@ -100,17 +103,24 @@ class Rig:
         kinds = [type(kept) for kept in self.spec.kept]
         return 1 + max(kinds.index(kind) for kind in set(kinds))
 
-    def engine(self, num_tokens: int, num_runs: int, num_slots: int = 1, num_layers: int | None = None) -> Engine:
-        """An engine over the same weights, of the first `num_layers` layers where it is given.
+    def engine(
+        self,
+        num_tokens: int,
+        num_runs: int,
+        num_slots: int = 1,
+        num_layers: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Engine:
+        """An engine over the same weights, of the first `num_layers` layers where it is given, widened to `dtype`.
 
         It has pages for `num_tokens` tokens in `num_runs` runs, each of which starts a page, beside its prime, and state
         slots for `num_slots` requests.
         """
         sizes = self.sizes
         pages = (num_tokens + sizes.prime_tokens) // sizes.page_tokens + num_runs + 2
-        memory = DeviceMemory(self.device, self.dtype, pages, sizes.page_tokens, num_slots + 1, self.ranks)
+        memory = DeviceMemory(self.device, dtype or self.dtype, pages, sizes.page_tokens, num_slots + 1, self.ranks)
         with torch.inference_mode():
-            model = _rehouse(_first_layers(self.model, num_layers), memory)
+            model = _rehouse(_widened(_first_layers(self.model, num_layers), self.dtype, memory.dtype), memory)
         profile = CaptureProfile(
             SeamWindow(sizes.seam_window), self.ids(7, sizes.prime_tokens), capture_chunk(self.device)
         )
@@ -148,6 +158,21 @@ class Rig:
 def _first_layers(model: Model, count: int | None) -> Model:
     spec = replace(model.spec, layers=model.spec.layers[:count])
     return replace(model, spec=spec, layers=model.layers[:count])
+
+
+def _widened(held: _Held, dtype: torch.dtype, wider: torch.dtype) -> _Held:
+    """The same with every tensor of one dtype in another."""
+    widened: Any = held
+    if dtype == wider:
+        return held
+    if isinstance(held, torch.Tensor):
+        widened = held.to(wider) if held.dtype == dtype else held
+    elif is_dataclass(held) and not isinstance(held, type):
+        own = {field.name: _widened(getattr(held, field.name), dtype, wider) for field in fields(held) if field.init}
+        widened = replace(held, **own)
+    elif isinstance(held, list | tuple):
+        widened = type(held)(_widened(one, dtype, wider) for one in held)
+    return cast(_Held, widened)
 
 
 def _rehouse(model: Model, memory: DeviceMemory) -> Model:
