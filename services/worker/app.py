@@ -1,26 +1,27 @@
 """The worker's gRPC service. A call's life: check the message, hand it to the engine, pass events on, free on the way out."""
 
 import asyncio
-import json
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TypeVar
 
 import grpc
 from blake3 import blake3
 from hypic.v1 import worker_pb2, worker_pb2_grpc
 
+from services.blob.errors import BlobError
+from services.blob.planes import Plane
+from services.blob.reader import StateReader
 from services.common.errors import NotFoundError, UnavailableError
 from services.common.rpc import CHUNK_BYTES
 from services.worker.adapters import messages
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.metrics import WorkerMetrics
+from services.worker.adapters.prompt_fetch import PromptFetch
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel
 from services.worker.engine.commands import Cancel, Submit, SubmitCapture
-from services.worker.engine.loop import Engine
-from services.worker.engine.planes import Plane, layer_planes
 from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
@@ -28,24 +29,16 @@ from services.worker.engine.requests import (
     FailedEvent,
     FinishedEvent,
     GenerateEvent,
+    GenerateRequest,
     PrefilledEvent,
+    Serving,
     TokenEvent,
 )
-from services.worker.engine.states import SegmentState
-from services.worker.profile import LAYOUT_VERSION
 
 __all__ = ["WorkerService"]
 
 Event = TypeVar("Event")
 _POLL_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class _CopiedState:
-    """A segment state and the bytes of its planes, layer by layer."""
-
-    state: SegmentState
-    layers: tuple[list[Plane], ...]
 
 
 class _Publishing:
@@ -115,6 +108,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         publishing = _Publishing(self._residency, tickets)
         try:
             await self._residency.forget_ordered(ordered)
+            fetch = await self._fetch(job)
             await self._engine.call(Submit(job))
             async for event in _until_finished(events):
                 if isinstance(event, CaptureEvent):
@@ -125,9 +119,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 if isinstance(event, FinishedEvent):
                     # The caller goes with the last event, and what is unpublished then is dropped.
                     await publishing.wait()
-                yield messages.event_message(event)
                 if isinstance(event, PrefilledEvent):
-                    self._metrics.on_prefilled(event)
+                    event = fetch.complete(event)
+                yield messages.event_message(event, fetch.seconds)
+                if isinstance(event, PrefilledEvent):
+                    self._on_prefilled(event)
                     for snapshot in event.snapshots:
                         publishing.start(snapshot.key, snapshot.size_bytes)
                 self._metrics.generation_tokens.inc(isinstance(event, TokenEvent))
@@ -170,13 +166,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             raise NotFoundError(
                 "this worker's ranks hold shares of its states, which leave it for no one; compute the part"
             )
-        copied = await self._wait_for_state(request.key, request.wait_seconds)
-        header = _state_header(self._served, copied)
-        for planes in copied.layers[request.from_layer :]:
-            for plane in planes:
-                for chunk in _plane_chunks(request.key, plane):
-                    chunk.header, header = header, b""
-                    yield chunk
+        reader = await self._wait_for_state(request.key, request.wait_seconds)
+        header = reader.prefix
+        try:
+            for layer in range(request.from_layer, reader.header.num_layers):
+                for plane in await asyncio.to_thread(reader.read_layer, layer):
+                    for chunk in _plane_chunks(request.key, plane):
+                        chunk.header, header = header, b""
+                        yield chunk
+        except (BlobError, OSError) as error:
+            raise UnavailableError(f"the state cannot be read any more: {error}") from error
 
     async def Drop(  # noqa: N802
         self,
@@ -185,6 +184,18 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.DropResponse:
         """See worker.proto."""
         return worker_pb2.DropResponse(num_dropped=await self._residency.drop(request.keys))
+
+    async def _fetch(self, job: GenerateRequest) -> PromptFetch:
+        """Bring what lies in lower tiers up before the prompt takes its place in the line."""
+        began = time.monotonic()
+        segments = {part.key: part.token_ids for part in job.parts if part.serving is Serving.SEGMENT}
+        found = await self._residency.fetch(segments)
+        return PromptFetch(tuple(found.get(part.key) for part in job.parts), time.monotonic() - began if found else 0.0)
+
+    def _on_prefilled(self, event: PrefilledEvent) -> None:
+        self._metrics.on_prefilled(event)
+        computed = sum(part.live_tokens + part.captured_tokens for part in event.parts)
+        self._residency.tiers.policy.engine.observe(event.combine_seconds, computed)
 
     def _refuse_when_draining(self) -> None:
         if self.draining:
@@ -200,23 +211,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             seconds=event.seconds,
         )
 
-    async def _wait_for_state(self, key: bytes, wait_seconds: float) -> _CopiedState:
-        """A copy made between two steps of the engine, so that no reference to pages outlives a cancelled call."""
+    async def _wait_for_state(self, key: bytes, wait_seconds: float) -> StateReader:
         clock = asyncio.get_running_loop()
         deadline = clock.time() + wait_seconds
-        while (copied := await self._engine.call(lambda engine: _copy_state(engine, key))) is None:
+        while (reader := await self._residency.tiers.read(key)) is None:
             # Written so that a wait that is no number ends at once.
             if not clock.time() < deadline:
                 raise NotFoundError("the worker holds no segment state under this key")
             await asyncio.sleep(_POLL_SECONDS)
-        return copied
-
-
-def _copy_state(engine: Engine, key: bytes) -> _CopiedState | None:
-    state = engine.context.store.get(key)
-    if not isinstance(state, SegmentState):
-        return None
-    return _CopiedState(state, tuple(layer_planes(engine.context, state)))
+        return reader
 
 
 def _sink_to(events: "asyncio.Queue[Event]") -> Callable[[Event], None]:
@@ -243,31 +246,12 @@ async def _until_finished(
             return
 
 
-def _state_header(served: ServedModel, copied: _CopiedState) -> bytes:
-    """JSON that says what the planes are and what they were computed from."""
-    planes = [
-        {"layer": plane.layer, "name": plane.name, "dtype": plane.dtype, "shape": plane.shape, "bytes": len(plane.data)}
-        for layer in copied.layers
-        for plane in layer
-    ]
-    header = {
-        "layout_version": LAYOUT_VERSION,
-        "profile_digest": served.profile_digest,
-        "model_revision": served.revision,
-        "seam_window": copied.state.seam_window,
-        "token_ids": copied.state.token_ids,
-        "planes": planes,
-    }
-    return json.dumps(header).encode()
-
-
-def _plane_chunks(key: bytes, plane: Plane) -> list[worker_pb2.Chunk]:
-    starts = range(0, len(plane.data), CHUNK_BYTES)
-    chunks = [
-        worker_pb2.Chunk(
-            key=key, layer=plane.layer, plane=plane.name, offset=start, data=plane.data[start : start + CHUNK_BYTES]
-        )
-        for start in starts
-    ]
-    chunks[-1].checksum = blake3(plane.data).digest()
-    return chunks
+def _plane_chunks(key: bytes, plane: Plane) -> Iterator[worker_pb2.Chunk]:
+    """At least one, for a plane without bytes has a checksum too."""
+    starts = range(0, max(len(plane.data), 1), CHUNK_BYTES)
+    for start in starts:
+        data = bytes(plane.data[start : start + CHUNK_BYTES])
+        chunk = worker_pb2.Chunk(key=key, layer=plane.layer, plane=plane.name, offset=start, data=data)
+        if start == starts[-1]:
+            chunk.checksum = blake3(plane.data).digest()
+        yield chunk

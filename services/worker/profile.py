@@ -7,14 +7,12 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from services.blob.encodings import EXACT, Precision, StateEncoding
+from services.blob.layout import LAYOUT_VERSION
 from services.worker.engine.seam import MAX_SEAM_WINDOW, SeamWindow
 from services.worker.errors import WorkerError
 
-__all__ = ["LAYOUT_VERSION", "Profile", "ProfileError", "load_profile"]
-
-# Grows whenever the same tokens would leave other bytes on some device: planes, their encoding, the order of rounding and
-# so the chunks of capture. Devices round differently under one version: each state is written once, by one of them.
-LAYOUT_VERSION = 3
+__all__ = ["Profile", "ProfileError", "load_profile"]
 
 
 class ProfileError(WorkerError):
@@ -27,7 +25,8 @@ class Profile:
 
     prime is text run ahead of a segment at capture; document_open and document_close wrap a document's title and text, and
     belong to the segment. Prime and wrapper may name special tokens. The seam window has at least `seam_window` tokens,
-    grows with the segment to `seam_share` of it, and has at most `seam_window_max`.
+    grows with the segment to `seam_share` of it, and has at most `seam_window_max`. The last five fields say how transitions and
+    end states are stored, see `StateEncoding`.
 
     Raises:
         ProfileError: a field is out of range.
@@ -39,6 +38,11 @@ class Profile:
     prime: str = ""
     document_open: str = "\n<document>\n"
     document_close: str = "\n</document>\n"
+    end_state: str = EXACT.end_state.value
+    transition: str = EXACT.transition.value
+    slow_transition: str = EXACT.slow_transition.value
+    slow_decay: float = EXACT.slow_decay
+    negligible_decay: float = EXACT.negligible_decay
 
     def __post_init__(self) -> None:
         if not 0 <= self.seam_window <= MAX_SEAM_WINDOW:
@@ -50,11 +54,29 @@ class Profile:
                 f"seam_window_max must lie between seam_window, {self.seam_window}, and {MAX_SEAM_WINDOW},"
                 f" not {self.seam_window_max}"
             )
+        for name in ("end_state", "transition", "slow_transition"):
+            if getattr(self, name) not in list(Precision):
+                raise ProfileError(f"{name} must be one of {', '.join(Precision)}, not {getattr(self, name)!r}")
+        try:
+            _ = self.encoding
+        except ValueError as error:
+            raise ProfileError(str(error)) from error
 
     @property
     def seam(self) -> SeamWindow:
         """The rule that the three fields make."""
         return SeamWindow(self.seam_window, self.seam_share, self.seam_window_max)
+
+    @property
+    def encoding(self) -> StateEncoding:
+        """How transitions and end states are stored."""
+        return StateEncoding(
+            Precision(self.end_state),
+            Precision(self.transition),
+            Precision(self.slow_transition),
+            self.slow_decay,
+            self.negligible_decay,
+        )
 
     def digest(self, model_revision: str, dtype: str) -> str:
         """Hexadecimal BLAKE3 over the profile, the model and the layout."""

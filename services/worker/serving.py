@@ -1,11 +1,12 @@
 """Wires a worker: model, engine thread, cache client, gRPC server; and ends it in order."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from services.common.rpc import HealthSwitch, create_channel, create_server
 from services.common.telemetry import get_logger, serve_metrics
+from services.worker.adapters.blob_tiers import BlobTiers
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
@@ -22,11 +24,14 @@ from services.worker.adapters.followers import Followers
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel, read_served_model
+from services.worker.adapters.tier_builder import TierError, build_stores
+from services.worker.adapters.tiered_states import TieredStates
 from services.worker.app import WorkerService
 from services.worker.mixers.share import Share, SplitError
 from services.worker.models.errors import CheckpointError
 from services.worker.profile import ProfileError
 from services.worker.settings import WorkerSettings
+from services.worker.tiers.port import BlobStore
 
 __all__ = ["serve"]
 
@@ -40,9 +45,10 @@ async def serve(settings: WorkerSettings) -> int:
     ended = _Ending()
     try:
         served = read_served_model(settings)
+        stores = build_stores(settings)
         async with _started_followers(settings, served, ended) as followers:
-            return await _serve(settings, served, followers, ended)
-    except (CheckpointError, ProfileError, SplitError) as error:
+            return await _serve(settings, served, stores, followers, ended)
+    except (CheckpointError, ProfileError, SplitError, TierError) as error:
         sys.stderr.write(f"hypic worker: {error}\n")
         return 2
 
@@ -69,13 +75,20 @@ async def _started_followers(
         await followers.stop()
 
 
-async def _serve(settings: WorkerSettings, served: ServedModel, followers: Followers | None, ended: "_Ending") -> int:
+async def _serve(
+    settings: WorkerSettings,
+    served: ServedModel,
+    stores: Sequence[BlobStore],
+    followers: Followers | None,
+    ended: "_Ending",
+) -> int:
     place, lead = (None, None) if followers is None else (followers.place, followers.lead)
     engine = EngineThread(lambda: build_engine(settings, served, place), ended.on_engine_death, lead)
     if not await ended.outlives(engine.start()):
         return await ended.wait()
     channel = create_channel(settings.cache_address)
-    worker = _assemble(settings, served, engine, channel)
+    worker = _assemble(settings, served, engine, channel, stores)
+    num_kept = await worker.residency.take_back()
     health = HealthSwitch()
     server, port = await create_server(
         [lambda server: add_WorkerServiceServicer_to_server(worker.service, server)], settings.listen_address, health
@@ -83,7 +96,7 @@ async def _serve(settings: WorkerSettings, served: ServedModel, followers: Follo
     serve_metrics(worker.registry, settings.metrics_host, settings.metrics_port)
     tasks = [asyncio.create_task(worker.residency.keep_reporting()), asyncio.create_task(worker.keep_gauges())]
     await health.set_ready(True)
-    get_logger().info("worker_ready", port=port, model=served.name, profile=served.profile_digest[:12])
+    get_logger().info("worker_ready", port=port, model=served.name, profile=served.profile_digest[:12], states=num_kept)
     status = await ended.wait()
     get_logger().info("worker_draining", seconds=settings.drain_seconds)
     worker.service.draining = True
@@ -93,6 +106,10 @@ async def _serve(settings: WorkerSettings, served: ServedModel, followers: Follo
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     if status == 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(settings.drain_seconds):
+                await worker.residency.settle()
+        worker.residency.tiers.close()
         engine.stop()
     await channel.close()
     return status
@@ -156,6 +173,7 @@ class _Worker:
     service: WorkerService
     residency: Residency
     engine: EngineThread
+    tiers: BlobTiers
     metrics: WorkerMetrics
     registry: CollectorRegistry
 
@@ -163,16 +181,23 @@ class _Worker:
         """Refresh gauges for ever."""
         while True:
             await self.engine.call(self.metrics.read)
+            self.metrics.read_tiers(self.tiers.used_bytes())
             await asyncio.sleep(_GAUGE_SECONDS)
 
 
 def _assemble(
-    settings: WorkerSettings, served: ServedModel, engine: EngineThread, channel: grpc.aio.Channel
+    settings: WorkerSettings,
+    served: ServedModel,
+    engine: EngineThread,
+    channel: grpc.aio.Channel,
+    stores: Sequence[BlobStore],
 ) -> _Worker:
     tier = "host" if settings.device == "cpu" else "gpu"
     identity = WorkerIdentity(settings.worker_id, settings.reached_at, served.revision, served.profile_digest, tier)
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
-    residency = Residency(engine, CacheClient(channel, identity), tier)
+    tiers = BlobTiers(served, stores, metrics)
+    states = TieredStates(engine, served, tiers, metrics, settings.fetch_seconds)
+    residency = Residency(engine, CacheClient(channel, identity), tier, states)
     service = WorkerService(served, settings.worker_id, settings.min_body, engine, residency, metrics)
-    return _Worker(service, residency, engine, metrics, registry)
+    return _Worker(service, residency, engine, tiers, metrics, registry)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.common.settings import ServiceSettings
@@ -82,9 +82,38 @@ class WorkerSettings(ServiceSettings):
         default=None, ge=2, description="limit on prompt plus reply; default: the model's"
     )
 
-    drain_seconds: float = Field(default=30.0, ge=0.0, description="how long SIGTERM waits for running streams")
+    host_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="host memory for stored states as the profile encodes them, pinned on a GPU; 0 is off",
+    )
+    disk_directory: Path | None = Field(
+        default=None, description="where stored states outlive a restart, in a folder of this worker's; default: off"
+    )
+    disk_bytes: int = Field(default=16 * 1024 * _MIB, ge=_MIB, description="room for stored states on disk")
+    redis_url: str | None = Field(default=None, description="Redis that keeps small stored states; default: off")
+    redis_prefix: str = Field(default="hypic", min_length=1, description="start of every key in Redis")
+    redis_bytes: int = Field(default=1024 * _MIB, ge=_MIB, description="room for stored states in Redis")
+    redis_blob_max_bytes: int = Field(
+        default=8 * _MIB, ge=1, description="larger states stay out of Redis, where reading them takes too long"
+    )
+    fetch_seconds: float = Field(
+        default=5.0, gt=0.0, description="longest wait of a prompt for stored states; then they are computed in place"
+    )
+
+    drain_seconds: float = Field(
+        default=30.0,
+        ge=0.0,
+        description="how long SIGTERM waits for running streams, and then for states on their way to a tier",
+    )
     metrics_host: str = "127.0.0.1"
     metrics_port: int = Field(default=0, ge=0, le=65535, description="0 serves no metrics")
+
+    @field_validator("disk_directory", mode="before")
+    @classmethod
+    def _is_off_when_empty(cls, value: object) -> object:
+        """An empty path would be the folder that the process happens to run in."""
+        return value or None
 
     @model_validator(mode="after")
     def _counts_devices_from_the_first(self) -> "WorkerSettings":

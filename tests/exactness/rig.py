@@ -210,4 +210,5 @@ class PassRig:
             assert bool(inside.all()) or plane.transition.shape[-2:] == (1, 1), forgets
             norms = torch.linalg.matrix_norm(dense_transition(plane), ord=2)
             assert int((norms > 0.1).sum()) * 2 >= norms.numel(), f"transitions vanish, of norms {norms.tolist()}"
-            assert bool((norms <= plane.decay * 1.001).all()), "the product of decays bounds the transition"
+            rounding = 1.001 if self.context.profile.encoding.is_exact else 1.05
+            assert bool((norms <= plane.decay * rounding).all()), "the product of decays bounds the transition"

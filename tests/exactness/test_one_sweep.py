@@ -11,7 +11,6 @@ from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
-from services.worker.engine.planes import layer_planes
 from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
@@ -27,6 +26,7 @@ from services.worker.engine.sampling import SamplingOptions
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import SegmentState
 from services.worker.engine.sweep import Rows, run_layer
+from services.worker.engine.transfer import OutgoingState
 from tests.exactness.conftest import RigFactory
 from tests.exactness.rig import TOLERANCE, Combined, PassRig, assert_close, draw_ids, relative_error
 
@@ -78,6 +78,13 @@ def _run_layers(rig: PassRig, joined: Sequence[Rows]) -> None:
             run_layer(layer, [rows])
 
 
+def _stored_planes(rig: PassRig, state: SegmentState) -> list[dict[str, torch.Tensor]]:
+    outgoing = OutgoingState(rig.context, state)
+    planes = [outgoing.read_layer(layer) for layer in range(len(outgoing.layers))]
+    outgoing.close()
+    return planes
+
+
 def test_one_sweep_is_capture_then_combine(rig: PassRig) -> None:
     (hit,) = rig.capture(HIT)
     combined, states = _run_joined(rig, hit)
@@ -87,10 +94,11 @@ def test_one_sweep_is_capture_then_combine(rig: PassRig) -> None:
     plan = _plan(expected, hit)
     alone = rig.combine(*plan.parts)
     for own, other in zip(states, expected, strict=True):
-        for planes, others in zip(layer_planes(rig.context, own), layer_planes(rig.context, other), strict=True):
-            for plane, same in zip(planes, others, strict=True):
-                assert (plane.name, plane.shape) == (same.name, same.shape)
-                assert rig.context.device.type != "cpu" or plane.data == same.data
+        for planes, others in zip(_stored_planes(rig, own), _stored_planes(rig, other), strict=True):
+            assert {name: plane.shape for name, plane in planes.items()} == {
+                name: plane.shape for name, plane in others.items()
+            }
+            assert rig.context.device.type != "cpu" or all(torch.equal(planes[name], others[name]) for name in planes)
         for tensor, same_tensor in zip(rig.fingerprint(own), rig.fingerprint(other), strict=True):
             _assert_same(rig, tensor, same_tensor)
     _assert_same(rig, combined.logits, alone.logits)

@@ -264,7 +264,7 @@ class Holder(_message.Message):
     worker_id: _builtins.str
     address: _builtins.str
     tier: _builtins.str
-    """Where the worker keeps it: "host", "gpu"."""
+    """Where the worker keeps it: "host", "gpu"; "disk" or "redis" where it lies there alone."""
     def __init__(
         self,
         *,

@@ -372,7 +372,7 @@ class Chunk(_message.Message):
     checksum: _builtins.bytes
     """With the last chunk of a plane: BLAKE3 of the plane's bytes."""
     header: _builtins.bytes
-    """With the first chunk of a state: its JSON header (layout version, profile digest, token ids, planes)."""
+    """With the first chunk of a state: its blob's header (services/blob/layout.py): everything before the header's checksum."""
     def __init__(
         self,
         *,

@@ -64,7 +64,8 @@ def build_engine(settings: WorkerSettings, served: ServedModel, place: RankPlace
     ranks = None if place is None else RankGroup.join(share, device, place.rendezvous)
     memory = DeviceMemory(device, dtype, num_pages, settings.page_tokens, num_slots=settings.max_running, ranks=ranks)
     model = load_checkpoint(settings.checkpoint, memory)
-    profile = CaptureProfile(served.profile.seam, served.prime_ids, capture_chunk(memory.device))
+    chunk = capture_chunk(memory.device)
+    profile = CaptureProfile(served.profile.seam, served.prime_ids, chunk, served.profile.encoding)
     create_sampler = Sampler if place is None else place.create_sampler
     try:
         context = EngineContext.create(model, memory, profile, pools.state_bytes)

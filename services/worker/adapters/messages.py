@@ -137,8 +137,8 @@ def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
         raise InvalidRequestError(f"{field}: {max(token_ids)} is outside the vocabulary of {vocab_size}")
 
 
-def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_pb2.GenerateEvent:
-    """One event of a request."""
+def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent, fetch_seconds: float) -> worker_pb2.GenerateEvent:
+    """One event of a request, which waited so long for its states before it was submitted."""
     if isinstance(event, TokenEvent):
         return worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[event.token_id]))
     if isinstance(event, FinishedEvent):
@@ -152,6 +152,7 @@ def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_
         parts=[_served_part(part) for part in event.parts],
         queue_seconds=event.queue_seconds,
         combine_seconds=event.combine_seconds,
+        fetch_seconds=fetch_seconds,
         live_tokens=sum(part.live_tokens for part in event.parts),
     )
     return worker_pb2.GenerateEvent(prefilled=prefilled)

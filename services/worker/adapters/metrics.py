@@ -1,5 +1,7 @@
 """The worker's metrics. Names follow vLLM's words where the thing is the same."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.worker.engine.loop import Engine
@@ -17,11 +19,11 @@ class WorkerMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"hypic_worker_{name}", text, labels, registry=registry)
 
-        def seconds(name: str, text: str) -> Histogram:
-            return Histogram(f"hypic_worker_{name}_seconds", text, buckets=_SECONDS, registry=registry)
+        def seconds(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"hypic_worker_{name}_seconds", text, labels, buckets=_SECONDS, registry=registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"hypic_worker_{name}", text, registry=registry)
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"hypic_worker_{name}", text, labels, registry=registry)
 
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens by how they were served.", "served")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
@@ -34,6 +36,11 @@ class WorkerMetrics:
         self.requests_waiting = gauge("num_requests_waiting", "Requests that wait for room.")
         self.state_bytes = gauge("state_bytes", "Bytes of stored states, pages whole; of one rank.")
         self.pages_free = gauge("pages_free", "Pages nobody holds.")
+        self.tier_bytes = gauge("tier_bytes", "Bytes of stored blobs, by tier below the engine's memory.", "tier")
+        self.fetch_seconds = seconds("fetch_time", "One state from a tier into the engine's memory.", "tier")
+        self.promotions = counter("promotions", "States brought into the engine's memory, by tier.", "tier")
+        self.demotions = counter("demotions", "States written to a tier behind their publish.", "tier")
+        self.corrupt_blobs = counter("corrupt_blobs", "Blobs whose bytes were not those written; removed.", "tier")
 
     def on_prefilled(self, event: PrefilledEvent) -> None:
         """A prompt has been combined."""
@@ -51,6 +58,16 @@ class WorkerMetrics:
         """A segment's capture has ended."""
         self.captures.labels("failed" if event.reason else "stored").inc()
         self.capture_seconds.observe(event.seconds)
+
+    def on_promotion(self, tier: str, seconds: float) -> None:
+        """A state has come from a tier."""
+        self.promotions.labels(tier).inc()
+        self.fetch_seconds.labels(tier).observe(seconds)
+
+    def read_tiers(self, used_bytes: Mapping[str, int]) -> None:
+        """Refresh the tiers' gauges."""
+        for tier, used in used_bytes.items():
+            self.tier_bytes.labels(tier).set(used)
 
     def read(self, engine: Engine) -> None:
         """Refresh the gauges; on the engine's thread."""

@@ -1,7 +1,8 @@
 """What this worker has published, and the two ways in which a state comes and goes: publish and drop."""
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 
 from hypic.v1 import cache_pb2, worker_pb2
 
@@ -9,6 +10,7 @@ from services.common.errors import ConflictError, HypicError
 from services.common.telemetry import get_logger
 from services.worker.adapters.cache_client import CacheClient, Published
 from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.tiered_states import Fetched, TieredStates
 from services.worker.engine.commands import Drop
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
@@ -19,13 +21,32 @@ _RETRY_SECONDS = 1.0
 
 
 class Residency:
-    """Keeps the engine's store and the directory in step. A state is kept only while the directory lists it."""
+    """Keeps engine's memory, tiers and directory in step. A state is kept only while the directory lists it.
 
-    def __init__(self, engine: EngineThread, cache: CacheClient, tier: str) -> None:
+    tier: the engine's memory, as the directory names it.
+    """
+
+    def __init__(self, engine: EngineThread, cache: CacheClient, tier: str, tiers: TieredStates) -> None:
         self._engine = engine
         self._cache = cache
         self._tier = tier
+        self.tiers = tiers
         self._published: dict[bytes, cache_pb2.ResidentEntry] = {}
+        self._storing: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    async def take_back(self) -> int:
+        """List what the tiers kept through a restart; the next heartbeat offers it to the directory. Returns how many."""
+        for kept in await self.tiers.take_back():
+            self._published[kept.key] = cache_pb2.ResidentEntry(
+                key=kept.key,
+                kind=cache_pb2.ENTRY_KIND_SEGMENT,
+                size_bytes=kept.size_bytes,
+                num_tokens=kept.num_tokens,
+                tier=kept.tier,
+                receipt=kept.receipt,
+            )
+        return len(self._published)
 
     async def publish(self, key: bytes, ticket: worker_pb2.TicketRef, size_bytes: int) -> str:
         """Publish a state that the store holds. Returns why it was not kept; empty when it was.
@@ -44,7 +65,45 @@ class Residency:
             return "state_dropped"
         self._published[key] = entry
         await self.drop(published.drop_keys)
+        self._store_behind(entry)
         return ""
+
+    async def fetch(self, segments: Mapping[bytes, tuple[int, ...]]) -> dict[bytes, Fetched]:
+        """Bring the states of a prompt's segments that lie in lower tiers into the engine's memory; what became of each."""
+        lower = [key for key in segments if key in self._published and self.tiers.tier_of(key)]
+        if not lower:
+            return {}
+        here = await self._engine.call(lambda engine: {key for key in lower if key in engine.context.store})
+        wanted = [key for key in lower if key not in here]
+        found = await asyncio.gather(*(self.tiers.fetch(key, segments[key], segments.keys()) for key in wanted))
+        # What has been dropped on the way must not come back with it.
+        await self._drop_from_engine([key for key in wanted if key not in self._published])
+        if any(not self.tiers.tier_of(key) for key in wanted):
+            self._changed.set()
+        return {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
+
+    async def settle(self) -> None:
+        """Wait until everything published so far lies in the tiers."""
+        await asyncio.gather(*self._storing)
+
+    def _store_behind(self, entry: cache_pb2.ResidentEntry) -> None:
+        """Nobody waits for the tiers: a state is of use as soon as it is published."""
+        if self.tiers.is_alone:
+            return
+        key, receipt = entry.key, entry.receipt
+        task = asyncio.create_task(self.tiers.store(key, receipt, lambda: self._is_published(key, receipt)))
+        self._storing.add(task)
+        task.add_done_callback(self._on_stored)
+
+    def _on_stored(self, task: "asyncio.Task[None]") -> None:
+        self._storing.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            get_logger().warning("store_failed", error=str(error))
+
+    def _is_published(self, key: bytes, receipt: bytes) -> bool:
+        entry = self._published.get(key)
+        return entry is not None and entry.receipt == receipt
 
     async def _refuse(self, key: bytes, reason: str) -> str:
         if key in self._published:
@@ -67,11 +126,15 @@ class Residency:
             self._published.pop(key, None)
         if not wanted:
             return 0
-        return await self._engine.call(Drop(wanted))
+        dropped, removed = await self._drop_from_engine(wanted), await self.tiers.delete(wanted)
+        return max(dropped, removed)
 
     async def forget_ordered(self, keys: Iterable[bytes]) -> None:
         """Drop published states that are ordered anew: a directory that listed them still would have said so."""
         await self.drop([key for key in keys if key in self._published])
+
+    async def _drop_from_engine(self, keys: Sequence[bytes]) -> int:
+        return await self._engine.call(Drop(tuple(keys))) if keys else 0
 
     async def abandon(self, keys: Iterable[bytes]) -> None:
         """Drop states of a request that ended before they were published."""
@@ -83,7 +146,7 @@ class Residency:
         Raises:
             HypicError: the cache service does not answer.
         """
-        await self._forget_evicted()
+        await self._find_tiers()
         response = await self._cache.heartbeat(list(self._published.values()), await self._load())
         await self.drop(response.drop_keys)
         return response.time_to_live_seconds
@@ -93,6 +156,7 @@ class Residency:
         reachable = True
         while True:
             pause = _RETRY_SECONDS
+            self._changed.clear()
             try:
                 pause = await self.report() / 3
             except HypicError as error:
@@ -101,14 +165,24 @@ class Residency:
                 reachable = False
             else:
                 reachable = True
-            await asyncio.sleep(pause)
+            await self._wait(pause)
 
-    async def _forget_evicted(self) -> None:
-        """The engine evicts by itself where memory runs out; the directory learns of it by what is not listed."""
+    async def _wait(self, seconds: float) -> None:
+        """So long, or until a state is found to be gone, lest prompts are planned with it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    async def _find_tiers(self) -> None:
+        """Engine and tiers evict by themselves where room runs out; the directory learns of it by what is listed."""
         keys = tuple(self._published)
-        gone = await self._engine.call(lambda engine: [key for key in keys if key not in engine.context.store])
-        for key in gone:
-            self._published.pop(key, None)
+        gone = await self._engine.call(lambda engine: {key for key in keys if key not in engine.context.store})
+        for key in keys:
+            tier = self.tiers.tier_of(key) if key in gone else self._tier
+            if not tier:
+                self._published.pop(key, None)
+            elif (entry := self._published.get(key)) is not None:
+                entry.tier = tier
 
     async def _load(self) -> cache_pb2.WorkerLoad:
         def read(engine: Engine) -> cache_pb2.WorkerLoad:

@@ -143,7 +143,7 @@ class CaptureRows:
             carries = [segment.carries[mixer.slots.index] for segment in ended]
             planes = mixer.finish(carries, [self._base + segment.seam_window for segment in ended])
             for segment, plane in zip(ended, planes, strict=True):
-                segment.planes.append(plane)
+                segment.planes.append(plane.stored_as(self._context.profile.encoding))
 
     def _placed(self) -> Iterator[tuple[_Segment, range]]:
         return zip(self._segments, self._runs, strict=True)

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from services.worker.engine.pages import PageAllocator, SlotAllocator
+from services.blob.encodings import EXACT, StateEncoding
+from services.worker.engine.pages import PageAllocator, PageHolds, SlotAllocator
 from services.worker.engine.seam import SeamWindow
+from services.worker.engine.side_stream import SideStream
 from services.worker.engine.states import StateStore
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.decoder import Model
@@ -28,23 +30,28 @@ class CaptureProfile:
     """What changes the bytes of a segment state, as far as the engine is concerned.
 
     seam_window: how many tokens are recomputed at every use; prime_ids: tokens run ahead of a segment at capture;
-    chunk_tokens: the fixed chunks in which segments are captured from their own start; `capture_chunk` has a device's.
+    chunk_tokens: the fixed chunks in which segments are captured from their own start; `capture_chunk` has a device's;
+    encoding: captured transitions and end states are what it gives back, so that a state has the same bytes before and after
+    it has been stored.
     """
 
     seam_window: SeamWindow
     prime_ids: tuple[int, ...]
     chunk_tokens: int = _CPU_CHUNK_TOKENS
+    encoding: StateEncoding = EXACT
 
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """One model with its memory."""
+    """One model with its memory. holds: pages of states that are being copied out of it or into it; copies: where they are."""
 
     model: Model
     memory: DeviceMemory
     pages: PageAllocator
     slots: SlotAllocator
     store: StateStore
+    holds: PageHolds
+    copies: SideStream
     profile: CaptureProfile
 
     @classmethod
@@ -52,7 +59,8 @@ class EngineContext:
         """Allocators over a loaded model's memory; `state_bytes` bounds the planes of stored states."""
         pages = PageAllocator(memory.num_pages, memory.page_size)
         store = StateStore(pages, state_bytes, memory.bytes_per_token * memory.page_size)
-        return cls(model, memory, pages, SlotAllocator(memory.num_slots), store, profile)
+        slots, copies = SlotAllocator(memory.num_slots), SideStream(memory.device)
+        return cls(model, memory, pages, slots, store, PageHolds(pages), copies, profile)
 
     @property
     def device(self) -> torch.device:

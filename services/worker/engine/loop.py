@@ -142,7 +142,7 @@ class Engine:
         prompts = [*(one.prompt for one in self._running), *self._combines.prompts, *self._cold.prompts]
         holdings = [pages for prompt in prompts for pages in (prompt.owned, prompt.shared)]
         holdings += [state.pages for state in self.context.store]
-        holdings += self._captures.held_pages() + self._cold.held_pages()
+        holdings += [*self._captures.held_pages(), *self._cold.held_pages(), *self.context.holds]
         self.context.pages.check_integrity(holdings)
         self.context.store.check_integrity()
         if len(prompts) + self.context.slots.num_free != self.context.slots.num_slots:

@@ -1,11 +1,11 @@
 """Reference-counted pages and state slots. Pages of segments are shared by every prompt that uses them, never copied."""
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from services.worker.errors import WorkerError
 
-__all__ = ["NoRoomError", "PageAllocator", "SlotAllocator", "pages_for"]
+__all__ = ["NoRoomError", "PageAllocator", "PageHolds", "SlotAllocator", "pages_for"]
 
 
 class NoRoomError(WorkerError):
@@ -87,6 +87,48 @@ class PageAllocator:
             if free[index] != free[index - 1] + 1:
                 start = index
         return start if len(free) - start >= count else 0
+
+
+class PageHolds:
+    """References to pages that states on their way hold, by number of the hold."""
+
+    def __init__(self, pages: PageAllocator) -> None:
+        self._pages = pages
+        self._held: dict[int, tuple[int, ...]] = {}
+        self._next = 0
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter(self._held.values())
+
+    def retain(self, pages: tuple[int, ...]) -> int:
+        """Hold pages that somebody holds already."""
+        self._pages.retain(pages)
+        return self._add(pages)
+
+    def allocate(self, count: int) -> int:
+        """Hold pages that nobody holds.
+
+        Raises:
+            NoRoomError: fewer are free.
+        """
+        return self._add(self._pages.allocate(count))
+
+    def pages(self, hold: int) -> tuple[int, ...]:
+        """What is held."""
+        return self._held[hold]
+
+    def release(self, hold: int) -> None:
+        """Give the references back."""
+        self._pages.release(self._held.pop(hold))
+
+    def hand_over(self, hold: int) -> tuple[int, ...]:
+        """The references become the caller's."""
+        return self._held.pop(hold)
+
+    def _add(self, pages: tuple[int, ...]) -> int:
+        self._next += 1
+        self._held[self._next] = pages
+        return self._next
 
 
 class SlotAllocator:

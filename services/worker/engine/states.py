@@ -50,11 +50,7 @@ class SegmentState:
     @property
     def plane_bytes(self) -> int:
         """Bytes outside the page pool."""
-        return sum(
-            tensor.nbytes
-            for plane in self.planes
-            for tensor in (plane.transition, plane.end_state, plane.tail, plane.decay)
-        )
+        return sum(tensor.nbytes for plane in self.planes for tensor in plane.tensors)
 
     def rows(self, start: int) -> PageRun:
         """The body's page-table rows when the segment begins at true position `start`."""

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from services.blob.encodings import StateEncoding, decode, encode
 from services.worker.ops.layout import BodyAddresses, PartWalk, PassAddresses, apply_transition
 from services.worker.ops.paged_attention import PagedQueries
 
@@ -36,6 +37,18 @@ class LinearPlane:
     end_state: torch.Tensor
     tail: torch.Tensor
     decay: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All four, in their order."""
+        return (self.transition, self.end_state, self.tail, self.decay)
+
+    def stored_as(self, encoding: StateEncoding) -> "LinearPlane":
+        """The plane as an encoding gives it back."""
+        if encoding.is_exact:
+            return self
+        transition, end_state = decode(encode(self.transition, self.end_state, self.decay, encoding), encoding)
+        return LinearPlane(transition, end_state, self.tail, self.decay)
 
 
 @dataclass(frozen=True, slots=True)

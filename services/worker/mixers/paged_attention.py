@@ -32,6 +32,20 @@ class PagePool:
         keys = self.keys.flatten(0, 1)[slots]
         return {"latents": keys} if self.latent else {"keys": keys, "values": self.values.flatten(0, 1)[slots]}
 
+    def write(self, slots: torch.Tensor, planes: Mapping[str, torch.Tensor]) -> None:
+        """Store what `planes` gave at flat slots `[N]`.
+
+        Raises:
+            ValueError: a plane is missing or of another shape; the message names it.
+        """
+        pools = {"latents": self.keys} if self.latent else {"keys": self.keys, "values": self.values}
+        for name, pool in pools.items():
+            plane = planes.get(name)
+            shape = (len(slots), *pool.shape[2:])
+            if plane is None or plane.shape != shape or plane.dtype != pool.dtype:
+                raise ValueError(f"{name} are not {shape} of {pool.dtype}")
+            pool.flatten(0, 1)[slots] = plane
+
     @property
     def bytes_per_token(self) -> int:
         """What one token takes."""

@@ -160,9 +160,13 @@ class ServedStack:
         Gauges are refreshed from time to time: bytes that were seen first make the later zero a fresh one.
         """
         wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") > 0)
-        self._invalidate(cache_pb2.InvalidateRequest(whole_tenant=True))
+        self.invalidate_tenant()
         wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == 0)
         wait_until(lambda: self.gauge("worker", "hypic_worker_pages_free") == self._all_pages)
+
+    def invalidate_tenant(self) -> int:
+        """Make all that is stored unreachable; the number of entries."""
+        return self._invalidate(cache_pb2.InvalidateRequest(whole_tenant=True))
 
     def invalidate_document(self, document_id: str) -> int:
         """Make a document unreachable; the number of entries that fell with it."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.blob.encodings import EXACT, Precision, StateEncoding
 from services.worker.engine.seam import MAX_SEAM_WINDOW, SeamWindow
 from services.worker.profile import Profile, ProfileError, load_profile
 
@@ -63,6 +64,12 @@ def test_the_least_segment_is_the_first_whose_body_is_long_enough(window: SeamWi
         ("seam_window = 32\nseam_window_max = 31", "seam_window_max"),
         ("seam_window_max = 4097", "seam_window_max"),
         ("seam_windows = 8", "seam_windows"),
+        ('end_state = "float16"', "end_state"),
+        ('transition = ""', "transition"),
+        ("slow_transition = 8", "slow_transition"),
+        ("slow_decay = 1.5", "slow_decay"),
+        ("negligible_decay = nan", "negligible_decay"),
+        ("negligible_decay = 0.6", "negligible_decay"),
     ],
 )
 def test_a_bad_profile_names_file_and_field(content: str, field: str, tmp_path: Path) -> None:
@@ -79,7 +86,27 @@ def test_a_profile_says_its_window(tmp_path: Path) -> None:
     assert Profile().seam == SeamWindow(8, 0.0, MAX_SEAM_WINDOW)
 
 
-@pytest.mark.parametrize("changed", [Profile(9), Profile(8, 0.1), Profile(8, 0.0, 64), Profile(prime="x")])
+def test_a_profile_says_how_states_are_stored(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text('end_state = "float8"\ntransition = "int8"\nslow_transition = "bfloat16"\nslow_decay = 0.4')
+    assert load_profile(path).encoding == StateEncoding(Precision.FLOAT8, Precision.INT8, Precision.BFLOAT16, 0.4)
+    assert Profile().encoding == EXACT
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Profile(9),
+        Profile(8, 0.1),
+        Profile(8, 0.0, 64),
+        Profile(prime="x"),
+        Profile(end_state="float8"),
+        Profile(transition="int8"),
+        Profile(slow_transition="bfloat16"),
+        Profile(slow_decay=0.6),
+        Profile(negligible_decay=0.1),
+    ],
+)
 def test_every_field_changes_the_digest(changed: Profile) -> None:
     assert changed.digest("revision", "float32") != Profile().digest("revision", "float32")
     assert Profile().digest("revision", "float32") == Profile().digest("revision", "float32")

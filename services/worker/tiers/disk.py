@@ -1,0 +1,188 @@
+"""Blobs as files of one directory. A file appears under its name only when it is whole, and is there after a restart."""
+
+import fcntl
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+
+from services.blob.planes import Buffer
+from services.blob.reader import BlobSource
+from services.worker.tiers.recency import RecencyIndex
+
+__all__ = ["DiskStore", "FileSource"]
+
+_SUFFIX = ".safetensors"
+_UNFINISHED = ".unfinished"
+_LOCK = "lock"
+
+
+class FileSource:
+    """A file's bytes. It is opened for every read, so that nothing is left open when a reader goes away."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self.size = size
+
+    def read(self, offset: int, size: int) -> memoryview:
+        """See `BlobSource`."""
+        buffer = bytearray(size)
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            filled = 0
+            while filled < size and (got := file.readinto(memoryview(buffer)[filled:])):
+                filled += got
+        return memoryview(buffer)[:filled]
+
+
+class DiskStore:
+    """See `BlobStore`. Takes back what an earlier process left; what that was still writing is removed.
+
+    Raises:
+        BlockingIOError: another process owns the directory.
+        OSError: the directory cannot be written.
+    """
+
+    tier = "disk"
+
+    def __init__(self, directory: Path, capacity_bytes: int) -> None:
+        self._directory = directory
+        self._index = RecencyIndex(capacity_bytes)
+        self._lock = threading.Lock()
+        self._numbers = count()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._owner = _own(directory / _LOCK)
+        self._scan()
+
+    @property
+    def used_bytes(self) -> int:
+        """See `BlobStore`."""
+        return self._index.used_bytes
+
+    def put(self, key: bytes, pieces: Sequence[Buffer]) -> bool:
+        """See `BlobStore`."""
+        size = sum(len(piece) for piece in pieces)
+        with self._lock:
+            leaving = self._index.reserve(size)
+            if leaving is None:
+                return False
+            for other in leaving:
+                self._path(other).unlink(missing_ok=True)
+        unfinished = self._directory / f"{key.hex()}.{next(self._numbers)}{_UNFINISHED}"
+        try:
+            _write(unfinished, pieces)
+            with self._lock:
+                unfinished.rename(self._path(key))
+                self._index.commit(key, size)
+        except OSError:
+            self._index.give_up(size)
+            unfinished.unlink(missing_ok=True)
+            raise
+        _sync_directory(self._directory)
+        return True
+
+    def open(self, key: bytes) -> BlobSource | None:
+        """See `BlobStore`."""
+        if not self._index.use(key):
+            return None
+        path = self._path(key)
+        try:
+            # The order of use outlives the process as the order of times.
+            os.utime(path)
+            return FileSource(path, path.stat().st_size)
+        except FileNotFoundError:
+            self._index.remove(key)
+            return None
+
+    def delete(self, key: bytes) -> bool:
+        """See `BlobStore`."""
+        with self._lock:
+            self._path(key).unlink(missing_ok=True)
+            return self._index.remove(key)
+
+    def size(self, key: bytes) -> int | None:
+        """See `BlobStore`."""
+        return self._index.size(key)
+
+    def sizes(self) -> Mapping[bytes, int]:
+        """See `BlobStore`."""
+        return self._index.sizes()
+
+    def check_integrity(self) -> None:
+        """See `BlobStore`."""
+        self._index.check_integrity()
+        with self._lock:
+            files = {path.stem: path.stat().st_size for path in self._directory.glob(f"*{_SUFFIX}")}
+            listed = {key.hex(): size for key, size in self.sizes().items()}
+        if files != listed:
+            raise AssertionError(f"{len(files)} files are there, {len(listed)} are listed")
+
+    def close(self) -> None:
+        """See `BlobStore`; another process may then take the directory."""
+        os.close(self._owner)
+
+    def _path(self, key: bytes) -> Path:
+        return self._directory / f"{key.hex()}{_SUFFIX}"
+
+    def _scan(self) -> None:
+        """Newest first into the budget; what does not fit, or was never finished, is removed."""
+        for path in self._directory.glob(f"*{_UNFINISHED}"):
+            path.unlink()
+        found = [(path.stat(), path) for path in self._directory.glob(f"*{_SUFFIX}") if _is_key(path.stem)]
+        found.sort(key=lambda one: one[0].st_mtime_ns, reverse=True)
+        kept = []
+        room = self._index.capacity_bytes
+        for stat, path in found:
+            if stat.st_size <= room:
+                room -= stat.st_size
+                kept.append((bytes.fromhex(path.stem), stat.st_size))
+            else:
+                path.unlink()
+        for key, size in reversed(kept):
+            self._index.add(key, size)
+
+
+def _is_key(stem: str) -> bool:
+    try:
+        return bytes.fromhex(stem).hex() == stem
+    except ValueError:
+        return False
+
+
+def _own(path: Path) -> int:
+    """Lock a file until it is closed or the process ends, however it ends.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write(path: Path, pieces: Sequence[Buffer]) -> None:
+    """Onto the medium before it returns: a name must never come to stand for bytes that a power cut takes away."""
+    # States say what their documents say: nobody else may read them.
+    with open(path, "xb", buffering=0, opener=_open_private) as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,99 @@
+"""How fast tiers and the engine are, by moving averages, and whether a stored part is fetched or computed (design §7)."""
+
+from dataclasses import dataclass, field
+
+__all__ = ["FetchPolicy", "TierSpeed", "TokenSpeed"]
+
+# The weight of what is new: about the last ten count.
+_WEIGHT = 0.2
+# Of passes more count, since a line needs several lengths; lengths are told apart that spread by so much of their mean.
+_PASS_WEIGHT = 0.05
+_LEAST_SPREAD = 0.25
+# So many refusals in a row, then one fetch, lest a slow spell be remembered for ever.
+_REFUSALS = 16
+
+
+@dataclass(slots=True)
+class TierSpeed:
+    """latency_seconds: until a blob is open; bytes_per_second: behind that, into the engine's memory. None: not yet known."""
+
+    latency_seconds: float | None = None
+    bytes_per_second: float | None = None
+
+    def observe(self, latency_seconds: float, seconds: float, num_bytes: int) -> None:
+        """One fetch of `num_bytes` that took `seconds` behind its latency."""
+        self.latency_seconds = _average(self.latency_seconds, latency_seconds)
+        self.bytes_per_second = _average(self.bytes_per_second, num_bytes / max(seconds, 1e-9))
+
+    def observe_timeout(self, seconds: float) -> None:
+        """A fetch that had not come after so long, lest every prompt waits as long for a medium that hangs."""
+        self.latency_seconds = _average(self.latency_seconds, seconds)
+
+    def estimate(self, num_bytes: int) -> float | None:
+        """Seconds of a fetch."""
+        if self.latency_seconds is None:
+            return None
+        return self.latency_seconds + (num_bytes / self.bytes_per_second if self.bytes_per_second else 0.0)
+
+
+@dataclass(slots=True)
+class TokenSpeed:
+    """What more live tokens add to a combine: the slope of a line through what was seen, the latest counting most.
+
+    A pass has a price of its own, on a GPU the reading of all weights, which tokens more do not pay again. Where passes so far
+    do not tell the two apart, being of about one length or noisy, the whole is taken for the tokens' price.
+    """
+
+    _weight: float = 0.0
+    _tokens: float = 0.0
+    _seconds: float = 0.0
+    _squares: float = 0.0
+    _products: float = 0.0
+
+    def observe(self, seconds: float, num_tokens: int) -> None:
+        """One combine pass."""
+        kept = 1.0 - _PASS_WEIGHT
+        self._weight = kept * self._weight + 1.0
+        self._tokens = kept * self._tokens + num_tokens
+        self._seconds = kept * self._seconds + seconds
+        self._squares = kept * self._squares + num_tokens * num_tokens
+        self._products = kept * self._products + num_tokens * seconds
+
+    def estimate(self, num_tokens: int) -> float | None:
+        """Seconds that so many live tokens add."""
+        if not self._tokens:
+            return None
+        mean = self._tokens / self._weight
+        variance = self._squares / self._weight - mean * mean
+        covariance = self._products / self._weight - mean * self._seconds / self._weight
+        if variance < (_LEAST_SPREAD * mean) ** 2 or covariance <= 0:
+            return num_tokens * self._seconds / self._tokens
+        return num_tokens * covariance / variance
+
+
+@dataclass(slots=True)
+class FetchPolicy:
+    """Fetch or compute. What is not known yet is fetched, and thereby measured."""
+
+    engine: TokenSpeed = field(default_factory=TokenSpeed)
+    tiers: dict[str, TierSpeed] = field(default_factory=dict)
+    _refused: dict[str, int] = field(default_factory=dict)
+
+    def speed(self, tier: str) -> TierSpeed:
+        """One tier's."""
+        return self.tiers.setdefault(tier, TierSpeed())
+
+    def choose(self, sizes: dict[str, int], num_tokens: int) -> str | None:
+        """The quickest of the tiers that hold a blob, by bytes there; None where computing its tokens is quicker."""
+        estimates = {tier: self.speed(tier).estimate(size) for tier, size in sizes.items()}
+        tier = min(sizes, key=lambda own: estimates[own] or 0.0)
+        fetch, compute = estimates[tier], self.engine.estimate(num_tokens)
+        if fetch is None or compute is None or fetch <= compute:
+            return tier
+        refused = self._refused.get(tier, 0) + 1
+        self._refused[tier] = refused % _REFUSALS
+        return None if refused < _REFUSALS else tier
+
+
+def _average(before: float | None, now: float) -> float:
+    return now if before is None else before + _WEIGHT * (now - before)

@@ -1,0 +1,92 @@
+"""A worker's engine over a tiny model, with tiers and without a cache service; states enter it through the engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from services.common.content import HASH_BYTES
+from services.worker.adapters.blob_tiers import BlobTiers
+from services.worker.adapters.engine_builder import build_engine
+from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.metrics import WorkerMetrics
+from services.worker.adapters.served_model import ServedModel, read_served_model
+from services.worker.adapters.tiered_states import TieredStates
+from services.worker.engine.requests import CaptureEvent, CaptureJob, CaptureSegment
+from services.worker.settings import WorkerSettings
+from services.worker.tiers.port import BlobStore
+from tests.e2e.stack.checkpoint import write_random_checkpoint
+from tests.exactness.rig import draw_ids
+
+__all__ = ["CALL_SECONDS", "IDS", "KEY", "EngineWithTiers", "run_engine"]
+
+KEY = bytes(range(HASH_BYTES))
+IDS = tuple(token % 64 for token in draw_ids(90, 5))
+CALL_SECONDS = 30.0
+_DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWithTiers:
+    """What `run_engine` started."""
+
+    engine: EngineThread
+    served: ServedModel
+    tiers: TieredStates
+    registry: CollectorRegistry
+    metrics: WorkerMetrics
+
+    async def capture(self, key: bytes = KEY, token_ids: tuple[int, ...] = IDS) -> None:
+        """Store a segment under a key."""
+        done: asyncio.Queue[CaptureEvent] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def sink(event: CaptureEvent) -> None:
+            loop.call_soon_threadsafe(done.put_nowait, event)
+
+        job = CaptureJob("test", (CaptureSegment(key, token_ids),), sink)
+        await self.engine.call(lambda engine: engine.submit_capture(job))
+        assert (await asyncio.wait_for(done.get(), CALL_SECONDS)).reason == ""
+
+    async def holds(self, key: bytes = KEY) -> bool:
+        """Whether the engine's memory holds a state."""
+        return await self.engine.call(lambda engine: key in engine.context.store)
+
+    async def drop(self, key: bytes = KEY) -> None:
+        """Forget a state in the engine's memory alone."""
+        await self.engine.call(lambda engine: engine.context.store.drop(key))
+
+    async def free_pages(self) -> int:
+        """Pages nobody holds, behind every command so far."""
+        return await self.engine.call(lambda engine: engine.context.pages.num_free)
+
+    def count(self, name: str, tier: str) -> float:
+        """A counter of a tier."""
+        return self.registry.get_sample_value(f"hypic_worker_{name}_total", {"tier": tier}) or 0.0
+
+
+@asynccontextmanager
+async def run_engine(
+    directory: Path, stores: Sequence[BlobStore], fetch_seconds: float = CALL_SECONDS, profile: str = ""
+) -> AsyncIterator[EngineWithTiers]:
+    """An engine over a checkpoint in `directory`, written where it is not there; stores and engine must add up at the end."""
+    if not (directory / "config.json").exists():
+        write_random_checkpoint(directory, _DEMO)
+    if profile:
+        (directory / "profile.toml").write_text(profile)
+    settings = WorkerSettings(checkpoint=directory, page_bytes=16 << 20, state_bytes=64 << 20)
+    served = read_served_model(settings)
+    engine = EngineThread(lambda: build_engine(settings, served), lambda error: None)
+    await engine.start()
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry)
+    tiers = TieredStates(engine, served, BlobTiers(served, stores, metrics), metrics, fetch_seconds)
+    yield EngineWithTiers(engine, served, tiers, registry, metrics)
+    await engine.call(lambda running: running.check_integrity())
+    for store in stores:
+        store.check_integrity()
+    tiers.close()
+    engine.stop()
