@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.results import ResultFile, Row, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "operations.md")
 _BLOCK = re.compile(
     r"(?P<head><!-- table: (?P<file>\S+)(?: subject: (?P<subject>\w+))?(?: rows: (?P<count>\d+)| for: (?P<line>\w+))? -->\n)"
     r".*?(?P<end><!-- end -->)",
@@ -38,11 +38,16 @@ def render_lines(result: ResultFile, name: str) -> str:
         line, _, measure = row.measure.partition(" / ")
         column, _, detail = measure.partition(" (")
         columns[column] = column if row.reach is None else f"{column} ({_reach(row)})"
-        cells.setdefault(line, {})[column] = f"{row.value:.2g}" + (f" ({detail}" if detail else "")
+        cells.setdefault(line, {})[column] = _short(row.value) + (f" ({detail}" if detail else "")
     lines = [f"| {name} | {' | '.join(columns.values())} |", f"| --- |{' ---: |' * len(columns)}"]
     for line, values in cells.items():
         lines.append(f"| {line} | {' | '.join(values.get(column, '') for column in columns)} |")
     return "\n".join([*lines, _origin(result)])
+
+
+def _short(value: float) -> str:
+    """Two digits; three of what is large."""
+    return f"{value:.3g}" if abs(value) >= 10 else f"{value:.2g}"
 
 
 def _reach(row: Row) -> str:

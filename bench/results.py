@@ -1,6 +1,7 @@
 """The one form of every result file, of benchmarks and of evaluations alike."""
 
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ResultFile", "Row", "merge_results", "read_results", "write_results"]
+__all__ = ["ResultFile", "Row", "cpu_device", "merge_results", "read_results", "write_results"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _VERSIONED = ("torch", "transformers", "triton", "grpcio", "fastapi")
@@ -37,6 +38,11 @@ class ResultFile:
     versions: dict[str, str]
     command: str
     rows: tuple[Row, ...]
+
+
+def cpu_device() -> str:
+    """This machine, for measurements on its CPU."""
+    return f"CPU, {os.cpu_count()} cores, {platform.machine()}"
 
 
 def write_results(path: Path, command: str, device: str, rows: Iterable[Row]) -> ResultFile:

@@ -5,13 +5,14 @@ intervals' transitions (design §3). One capture therefore serves all settings t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from eval.rig import PAGE_TOKENS, Rig
+from services.blob.encodings import StateEncoding
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import page_rows
 from services.worker.mixers.batch import CaptureBatch, LinearCarry, LinearPlane, LinearSnapshot
@@ -75,6 +76,11 @@ class CapturedSegment:
     log_decays: tuple[torch.Tensor, ...]
     row: int
 
+    def stored_as(self, encoding: StateEncoding) -> "CapturedSegment":
+        """The segment as an encoding gives it back."""
+        planes = {body: tuple(plane.stored_as(encoding) for plane in own) for body, own in self.planes.items()}
+        return replace(self, planes=planes)
+
 
 @dataclass(slots=True)
 class _Running:
@@ -116,9 +122,9 @@ def capture_segments(
         intervals.append(_collect(rows, tile))
         for segment in tile:
             segment.carries = [LinearCarry(carry.state, carry.tail) for carry in segment.carries]
-    planes = _compose(running, intervals, plan)
-    heads = _copy_heads(rig, running)
     cumulative = tuple(_cumulative(own) for own in log_decays)
+    planes = _compose(running, intervals, plan, cumulative)
+    heads = _copy_heads(rig, running)
     return [
         CapturedSegment(segment.token_ids, segment.pages, heads[row], planes[row], cumulative, row)
         for row, segment in enumerate(running)
@@ -197,9 +203,12 @@ def _copy_heads(rig: Rig, running: Sequence[_Running]) -> list[dict[int, int]]:
 
 
 def _compose(
-    running: Sequence[_Running], intervals: Sequence[_Interval], plan: CapturePlan
+    running: Sequence[_Running],
+    intervals: Sequence[_Interval],
+    plan: CapturePlan,
+    log_decays: Sequence[torch.Tensor],
 ) -> list[dict[tuple[int, int], Planes]]:
-    """Bodies from every mark to each wanted end."""
+    """Bodies from every mark to each wanted end; log_decays: cumulative, one a linear layer `[segments, L + 1, H]`."""
     planes: list[dict[tuple[int, int], Planes]] = [{} for _ in running]
     for tail in (0, *plan.tail_tokens):
         ends = [body_end(len(segment.token_ids), tail) for segment in running]
@@ -210,7 +219,9 @@ def _compose(
         }
         for layer in range(len(intervals[0].transitions)):
             for row, order, plane in _suffixes(intervals, counts, layer):
-                found[row, order].append(plane)
+                own = log_decays[layer][row]
+                decay = (own[ends[row]] - own[running[row].marks[order]]).exp()
+                found[row, order].append(replace(plane, decay=decay))
         for (row, order), layers in found.items():
             planes[row][running[row].marks[order], ends[row]] = tuple(layers)
     return planes
@@ -236,8 +247,8 @@ def _suffixes(intervals: Sequence[_Interval], counts: Sequence[int], layer: int)
             end_state[later] = behind @ end_state[later] + written
             transition[later] = behind @ transition[later]
             tail[later] = torch.stack([carried[rows[index]].tail for index in later])
-        # The evaluation never omits a transition, so the bound on its norm stays unused.
-        bound = transition.new_zeros(transition.shape[1])
+        # Of no body yet: the caller knows the decays.
+        bound = transition.new_empty(0)
         for index, row in enumerate(rows):
             carried[row] = LinearPlane(transition[index], end_state[index], tail[index], bound)
             composed.append((row, order, carried[row]))

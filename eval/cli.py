@@ -16,7 +16,8 @@ from eval.plans import PLANS, SEED
 from eval.question_sets import QuestionSet, SetKind
 from eval.records import RunRecord, describe_run, merge_records, read_record, write_record
 from eval.report import write_report
-from eval.runner import RunOptions, evaluate
+from eval.runner import RunOptions, Stage, evaluate
+from services.worker.models.registry import read_checkpoint_spec
 
 __all__ = ["app"]
 
@@ -113,6 +114,40 @@ def oracle(
         check_demo_prompts(checkpoint)
         check_output(out)
         print(write_comparison(out, command, _device_name(device, workers), compare_answers(options)))
+
+
+@app.command()
+def encodings(
+    checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")] = Path("models/demo"),
+    count: Annotated[int, typer.Option(help="How many of the standard questions, half as many others.", min=4)] = 80,
+    seconds: Annotated[float, typer.Option(help="No pack of questions begins after this time.", min=1)] = 1200.0,
+    workers: Annotated[int, typer.Option(help="Processes; each loads a model of its own.", min=1)] = 2,
+    shape: Annotated[Path, typer.Option(help="Directory with the config.json whose segments are sized.")] = Path(
+        "tests/data/configs/Qwen3.5-35B-A3B"
+    ),
+    out: Annotated[Path, typer.Option(help="Where the rows go.")] = Path("bench/results/store.json"),
+) -> None:
+    """Divergence and size of every encoding of stored states, and of two that are wrong where heads remember."""
+    from bench.results import cpu_device, merge_results
+    from eval.encodings import compare_encodings, encoding_rows, encoding_settings, measure_decays
+
+    sets = tuple(
+        QuestionSet(kind, size, SEED)
+        for kind, size in ((SetKind.STANDARD, count), (SetKind.REFERENCES, count // 4), (SetKind.LONG, count // 4))
+    )
+    with one_line_on_faults("encodings"):
+        check_demo_prompts(checkpoint)
+        check_output(out)
+        stage = Stage(sets, encoding_settings(), seconds)
+        outcomes = evaluate(RunOptions(checkpoint, "cpu", (stage,), 2, workers, 100_000, BatchLimits(8_192, 128)))
+        if not outcomes:
+            raise EvaluationError("no question was answered in time; raise --seconds")
+        spec = read_checkpoint_spec(shape)
+        rows = encoding_rows(compare_encodings(outcomes), measure_decays(checkpoint, sets), spec)
+        command = shlex.join(["hypic", "eval", *sys.argv[1:]])
+        merge_results(out, command, cpu_device(), "encodings", rows)
+    for row in rows:
+        print(f"{row.value:10.4g} {row.measure}")
 
 
 @app.command()

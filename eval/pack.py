@@ -14,6 +14,7 @@ from eval.refresh import TokenScores, choose_blocks
 from eval.rig import Rig
 from eval.scoring import Outcome, Reference, Scores, find_references, score_batch
 from eval.settings import Mode, Prime, Selection, Setting
+from services.blob.encodings import StateEncoding
 from services.worker.mixers.batch import CombineBatch, Mixer
 from services.worker.mixers.paged_attention import PagedAttention
 
@@ -49,12 +50,26 @@ class _Job:
 
 @dataclass(slots=True)
 class _Pack:
-    """What is known of the running pack. scores: of every document's tokens, by row and selection pass."""
+    """What is known of the running pack. scores: of every document's tokens, by row and selection pass.
+
+    encoded: segments as an encoding gives them back, by row.
+    """
 
     prompts: Sequence[NumberedPrompt]
     captures: Captures = field(default_factory=dict)
     references: list[Reference] = field(default_factory=list)
     scores: dict[tuple[int, str], TokenScores] = field(default_factory=dict)
+    encoded: dict[tuple[int, Prime, StateEncoding], list[CapturedSegment]] = field(default_factory=dict)
+
+    def segments(self, row: int, setting: Setting) -> list[CapturedSegment]:
+        """A prompt's segments as a setting stores them."""
+        captured = self.captures[setting.prime][row]
+        if setting.encoding.is_exact:
+            return captured
+        key = (row, setting.prime, setting.encoding)
+        if key not in self.encoded:
+            self.encoded[key] = [segment.stored_as(setting.encoding) for segment in captured]
+        return self.encoded[key]
 
 
 class PackRunner:
@@ -220,7 +235,7 @@ class PackRunner:
 
     def _lay_out(self, pack: _Pack, job: _Job) -> Layout:
         own, setting = pack.prompts[job.row], job.setting
-        segments = [] if setting.mode.recomputes else pack.captures[setting.prime][job.row]
+        segments = [] if setting.mode.recomputes else pack.segments(job.row, setting)
         refreshed: Refreshed | None = None
         if setting.refresh is not None:
             orders = [pack.scores[job.row, key] for key in _scores_keys(setting)]

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from services.blob.encodings import EXACT, StateEncoding
 from services.worker.engine.seam import SeamWindow
 
-__all__ = ["Mode", "Prime", "Refresh", "Selection", "Setting"]
+__all__ = ["Mode", "Prime", "Refresh", "Selection", "Setting", "encoding_name"]
 
 _NO_WINDOW = SeamWindow(0)
 
@@ -74,7 +75,8 @@ class Refresh:
 class Setting:
     """One row of the comparison. seam_window and tail_tokens are live at every segment's head and tail.
 
-    replay_share: with `tail_replay`, the share of the tokens before the question that run through.
+    replay_share: with `tail_replay`, the share of the tokens before the question that run through; encoding: how the
+    segments' transitions and end states are stored.
 
     Raises:
         ValueError: a refresh under a growing window, whose blocks would not begin where pages do.
@@ -86,6 +88,7 @@ class Setting:
     tail_tokens: int = 0
     refresh: Refresh | None = None
     replay_share: float = 0.08
+    encoding: StateEncoding = EXACT
 
     def __post_init__(self) -> None:
         if self.refresh is not None and self.seam_window.share:
@@ -102,6 +105,8 @@ class Setting:
         if self.tail_tokens:
             name += f"+{self.tail_tokens}"
         name += f" prime {self.prime}"
+        if self.encoding != EXACT:
+            name += f" {encoding_name(self.encoding)}"
         refresh = self.refresh
         if refresh is not None:
             name += f" refresh {refresh.selection} {refresh.live_share:.0%} b{refresh.block_tokens} r{refresh.replay_tokens}"
@@ -110,3 +115,11 @@ class Setting:
 
 def _window_name(window: SeamWindow) -> str:
     return f"w{window.least}..{window.most} {100 * window.share:g}%" if window.share else f"w{window.least}"
+
+
+def encoding_name(encoding: StateEncoding) -> str:
+    """Short and unique: end states, transitions, those of slow heads and which these are, and whose are left out."""
+    name = f"S {encoding.end_state}, T {encoding.transition}"
+    if encoding.slow_transition is not encoding.transition:
+        name += f", from γ {encoding.slow_decay:g} {encoding.slow_transition}"
+    return f"{name}, none below γ {encoding.negligible_decay:g}" if encoding.negligible_decay else name

@@ -9,10 +9,12 @@ import torch
 
 from eval.batch import PromptBatch
 from eval.capture import CapturedSegment, CapturePlan, PrimeState, capture_segments
+from eval.encodings import COMPACT
 from eval.layout import Layout, Refreshed, lay_out
 from eval.prompts import EvalPrompt, EvidenceTokens
 from eval.rig import PAGE_TOKENS, Rig
 from eval.settings import Mode, Prime, Refresh, Selection, Setting
+from services.blob.encodings import EXACT, StateEncoding
 from services.worker.engine.capture import CapturePass, capture_prime
 from services.worker.engine.combine import CombinePass
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
@@ -86,10 +88,12 @@ def _logits(rig: Rig, settings: Sequence[Setting], segments: list[CapturedSegmen
     return PromptBatch(rig, layouts).combine()
 
 
-def _engine_logits(checkpoint: Path, window: SeamWindow, compose: bool) -> torch.Tensor:
+def _engine_logits(
+    checkpoint: Path, window: SeamWindow, compose: bool, encoding: StateEncoding = EXACT
+) -> torch.Tensor:
     memory = DeviceMemory(torch.device("cpu"), torch.float32, 200, 16, 4)
     model = load_checkpoint(checkpoint, memory)
-    context = EngineContext.create(model, memory, CaptureProfile(window, PRIME), 1 << 30)
+    context = EngineContext.create(model, memory, CaptureProfile(window, PRIME, encoding=encoding), 1 << 30)
     states: Sequence[SegmentState | None] = [None] * len(LENGTHS)
     with torch.inference_mode():
         if compose:
@@ -120,6 +124,16 @@ def test_compose_equals_the_engines_combine_pass(
     found = _logits(rig, [Setting(Mode.COMPOSE, Prime.START, window)], segments)[0]
     assert _error(found, expected) < TOLERANCE
     assert _error(found, _engine_logits(checkpoint, window, compose=False)) > 10 * TOLERANCE
+
+
+def test_an_encoding_acts_as_in_the_engine(rig: Rig, checkpoint: Path, segments: list[CapturedSegment]) -> None:
+    """Far nearer to the engine's logits under it than exact states are; sums in another order may round a value elsewhere."""
+    stored = [segment.stored_as(COMPACT) for segment in segments]
+    setting = Setting(Mode.COMPOSE, Prime.START, WINDOW)
+    encoded = _engine_logits(checkpoint, WINDOW, compose=True, encoding=COMPACT)
+    exact = _error(_logits(rig, [setting], segments)[0], encoded)
+    assert exact > 10 * TOLERANCE
+    assert _error(_logits(rig, [setting], stored)[0], encoded) < 0.2 * exact
 
 
 def test_off_equals_the_engines_full_recompute_alone_and_in_a_batch(
