@@ -30,6 +30,7 @@ __all__ = [
     "first_tokens",
     "generate",
     "key",
+    "named_key",
     "remember_prefix",
     "run_until_idle",
     "synchronise",
@@ -59,7 +60,7 @@ class Watch:
     def __init__(self) -> None:
         self.stamps: list[float] = []
         self.ids: list[int] = []
-        self._recomputed = 0
+        self._reasons: list[str] = []
         self._failure: Exception | None = None
 
     def __call__(self, event: GenerateEvent) -> None:
@@ -68,11 +69,11 @@ class Watch:
             self.stamps.append(time.perf_counter())
             self.ids.append(event.token_id)
         elif isinstance(event, PrefilledEvent):
-            self._recomputed += sum(bool(part.reason) for part in event.parts)
+            self._reasons += [part.reason for part in event.parts if part.reason]
         elif isinstance(event, FailedEvent):
             self._failure = event.error
         elif isinstance(event, CaptureEvent):
-            self._recomputed += bool(event.reason)
+            self._reasons += [event.reason] if event.reason else []
 
     def check(self) -> None:
         """Whether every part was served as asked, and the logits were finite: the engine refuses others.
@@ -82,9 +83,10 @@ class Watch:
         """
         if self._failure is not None:
             raise RuntimeError(f"a request failed: {self._failure}") from self._failure
-        if self._recomputed:
+        if self._reasons:
             raise RuntimeError(
-                f"{self._recomputed} parts were recomputed: this run does not measure what it is meant to"
+                f"{len(self._reasons)} parts were recomputed or not stored, so that this run does not measure what it is "
+                f"meant to: {', '.join(sorted(set(self._reasons)))}"
             )
 
 
@@ -182,6 +184,11 @@ def synchronise(engine: Engine) -> None:
 def key(index: int) -> bytes:
     """The stored key of a segment."""
     return index.to_bytes(32, "big")
+
+
+def named_key(name: str) -> bytes:
+    """A stored key that is no segment's."""
+    return name.encode().rjust(32, b"\xff")
 
 
 def token_ids(seed: int, count: int, vocab_size: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from statistics import mean
 import torch
 
 from bench.ceilings import median_seconds
-from bench.engine_runs import first_tokens, key, remember_prefix
+from bench.engine_runs import first_tokens, key, named_key, remember_prefix
 from bench.gpu.contents import RandomStates
 from bench.gpu.floors import plane_bytes, state_bytes
 from bench.gpu.rig import Rig
@@ -18,7 +18,7 @@ from services.worker.engine.requests import PromptPart, Serving
 
 __all__ = ["measure", "spread"]
 
-_PREFIX_KEY, _CHAIN_KEY = bytes(31) + b"p", bytes(31) + b"c"
+_PREFIX_KEY, _CHAIN_KEY = named_key("prefix"), named_key("chain")
 # Requests before the caches are as they stay, and requests that are looked at, a document.
 _WARM, _WINDOW = 4, 2
 # Of the device's memory, for what runs.
@@ -170,9 +170,13 @@ def _replay(rig: Rig, trace: Trace, bytes_of: _Sizes, capacity: int) -> _Caches:
 
 
 def _mean_cost(amounts: Sequence[int], sampled: int, cost: Callable[[int], float]) -> float:
-    """The mean over a sample that is spread over the amounts of work; its middle runs once before, to compile."""
+    """The mean over a sample that is spread over the amounts of work.
+
+    Its middle runs once before, to compile, and its least three times, since a pass is recorded when it is met again.
+    """
     chosen = spread(amounts, sampled)
-    cost(chosen[len(chosen) // 2])
+    for warm in (chosen[len(chosen) // 2], *[chosen[0]] * 3):
+        cost(warm)
     return mean(cost(index) for index in chosen)
 
 

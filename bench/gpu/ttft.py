@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.engine_runs import capture_together, first_tokens, key, remember_prefix
+from bench.engine_runs import capture_together, first_tokens, key, named_key, remember_prefix
 from bench.gpu.floors import attention_operations, plane_bytes
 from bench.gpu.rig import Rig
 from bench.gpu.weights import counted_experts
@@ -14,7 +14,7 @@ from services.worker.engine.requests import PromptPart, Serving
 
 __all__ = ["measure"]
 
-_PREFIX_KEY = bytes(31) + b"p"
+_PREFIX_KEY = named_key("prefix")
 _LONG_BASELINE_ROUNDS = 2
 
 _Parts = tuple[PromptPart, ...]
