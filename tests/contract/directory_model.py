@@ -231,7 +231,8 @@ class DirectoryModel:
         return registered | {each.name for each in self._tagged() if tag in each.tags}
 
     def _tagged(self) -> list[ModelEntry | ModelTicket]:
-        return [*self.entries, *self.tickets]
+        """What has ended has no tags any more: the next ticket of its name has those of its registration then."""
+        return [*self.entries, *(ticket for ticket in self.tickets if not ticket.ended)]
 
     def forget(self, names: set[str]) -> None:
         """Registrations end."""
