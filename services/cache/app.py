@@ -1,6 +1,6 @@
 """The cache service's calls: message in, domain call, message out."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -107,28 +107,12 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     @override
     async def Pin(self, request: pb.PinRequest, context: _Context) -> pb.PinResponse:
         """Keep a document or a tenant from being evicted."""
-        with _wire_errors():
-            match request.WhichOneof("scope"):
-                case "document_id":
-                    found = await self._cache.pin_document(request.namespace.tenant, request.document_id)
-                case "whole_tenant" if request.whole_tenant:
-                    found = await self._cache.pin_tenant(request.namespace.tenant)
-                case _:
-                    raise InvalidOrderError(_PIN_SCOPES)
-        return pb.PinResponse(num_entries=found)
+        return await _settle(request, self._cache.pin_document, self._cache.pin_tenant)
 
     @override
     async def Unpin(self, request: pb.PinRequest, context: _Context) -> pb.PinResponse:
         """Take a pin back."""
-        with _wire_errors():
-            match request.WhichOneof("scope"):
-                case "document_id":
-                    found = await self._cache.unpin_document(request.namespace.tenant, request.document_id)
-                case "whole_tenant" if request.whole_tenant:
-                    found = await self._cache.unpin_tenant(request.namespace.tenant)
-                case _:
-                    raise InvalidOrderError(_PIN_SCOPES)
-        return pb.PinResponse(num_entries=found)
+        return await _settle(request, self._cache.unpin_document, self._cache.unpin_tenant)
 
     @override
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: _Context) -> pb.HeartbeatResponse:
@@ -137,6 +121,23 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
             resident = messages.resident_copies(request)
             drop_keys = await self._cache.heartbeat(request.worker_id, request.address, resident)
         return pb.HeartbeatResponse(drop_keys=drop_keys, time_to_live_seconds=self._worker_ttl_seconds)
+
+
+async def _settle(
+    request: pb.PinRequest,
+    settle_document: Callable[[str, str], Awaitable[int]],
+    settle_tenant: Callable[[str], Awaitable[int]],
+) -> pb.PinResponse:
+    """What a pin names, and how many entries it has."""
+    tenant = request.namespace.tenant
+    with _wire_errors():
+        match request.WhichOneof("scope"):
+            case "document_id":
+                return pb.PinResponse(num_entries=await settle_document(tenant, request.document_id))
+            case "whole_tenant" if request.whole_tenant:
+                return pb.PinResponse(num_entries=await settle_tenant(tenant))
+            case _:
+                raise InvalidOrderError(_PIN_SCOPES)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ What fresh memory holds is NaN here: whatever the room of a recorded pass reache
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -124,6 +125,21 @@ def test_recorded_combines(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> Non
     assert replays[:2] == [0, 0]
     assert 0 < replays[2] < replays[3]
     assert_far(expected[0][0], expected[1][0], TOLERANCE)
+
+
+def test_tables_that_have_outgrown_a_recording(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers ahead of the first attention layer have moved the slots by then: the pass begins again, behind a prefix too."""
+    plan = _plans(rig, monkeypatch)[0]
+    prefix = rig.combine(CombinePart(draw_ids(8, 11), keep=True), CombinePart(draw_ids(2, 12))).snapshots[0]
+    for own in (plan, replace(plan, prefix=prefix)):
+        graphs, expected = CombineGraphs(rig.context, Repeater(rig.context)), _combine(rig, own, None)
+        for _ in range(2):
+            _combine(rig, own, graphs)
+        with monkeypatch.context() as outgrown:
+            outgrown.setattr(combine_graph._Recorded, "refill_tables", lambda recorded, rows: False)
+            again = _combine(rig, own, graphs)
+        for kept, true in zip(again, expected, strict=True):
+            assert_close(kept, true, TOLERANCE)
 
 
 def test_what_cannot_be_recorded_has_its_result(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
