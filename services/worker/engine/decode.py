@@ -44,7 +44,7 @@ class RunningRequest:
 
     @property
     def goes_on(self) -> bool:
-        """One more token will not be its last for want of room."""
+        """It feeds a token behind this step too, unless a stop token ends it."""
         return self.generated + 1 < self.request.sampling.max_tokens
 
     def reserve(self) -> int:
