@@ -155,6 +155,28 @@ async def test_invalidation(service: Service, scope: dict[str, Any]) -> None:
     assert list((await service.beat(resident)).drop_keys) == [planned.key]
 
 
+@pytest.mark.parametrize("scope", [{"document_id": "d"}, {"whole_tenant": True}], ids=["document", "tenant"])
+async def test_what_is_pinned_makes_no_room(scope: dict[str, Any]) -> None:
+    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET, budget_bytes=1500)
+    pin = pb.PinRequest(namespace=pb.Namespace(tenant="acme"), **scope)
+    entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"o" * 32, num_tokens=400)
+    other = pb.PlanRequest(
+        namespace=pb.Namespace(tenant="acme"), model="m", profile_digest="p", entries=[entry], lease_seconds=30
+    )
+    async with running(settings) as service:
+        await service.beat()
+        plan = await service.plan()
+        await service.publish(plan.entries[0])
+        await service.stub.Release(pb.ReleaseRequest(lease_id=plan.lease_id), timeout=DEADLINE_SECONDS)
+        outcomes = []
+        for settle in (service.stub.Pin, service.stub.Unpin):
+            assert (await settle(pin, timeout=DEADLINE_SECONDS)).num_entries == 1
+            planned = await service.stub.Plan(other, timeout=DEADLINE_SECONDS)
+            outcomes.append((await service.publish(planned.entries[0])).outcome)
+            await service.stub.Release(pb.ReleaseRequest(lease_id=planned.lease_id), timeout=DEADLINE_SECONDS)
+    assert outcomes == [pb.PUBLISH_OUTCOME_OVER_BUDGET, pb.PUBLISH_OUTCOME_ACCEPTED]
+
+
 async def test_a_document_is_registered_described_listed_and_replaced(service: Service) -> None:
     await service.beat()
     created = await service.register(tags=["law", "hr", "law"])
@@ -214,6 +236,13 @@ BAD: dict[str, tuple[str, Any, grpc.StatusCode, str]] = {
         "size_bytes",
     ),
     "scope": ("Invalidate", pb.InvalidateRequest(), grpc.StatusCode.INVALID_ARGUMENT, "scope"),
+    "pin's scope": ("Pin", pb.PinRequest(), grpc.StatusCode.INVALID_ARGUMENT, "scope"),
+    "not the tenant's pin": (
+        "Unpin",
+        pb.PinRequest(whole_tenant=False),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "scope",
+    ),
     "not the tenant": (
         "Invalidate",
         pb.InvalidateRequest(whole_tenant=False),
