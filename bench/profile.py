@@ -45,6 +45,9 @@ def scenarios(rig: Rig, engine: Engine) -> list[Scenario]:
     live = (*(PromptPart(ids) for ids in segments), rig.question(0))
     return [
         Scenario("all hits", lambda: first_tokens(engine, [hits])),
+        Scenario(
+            "all hits, waiting together", lambda: first_tokens(engine, [hits] * sizes.waiting), repeats=sizes.waiting
+        ),
         _capture(rig, engine, 1, sizes.segment_tokens),
         _capture(rig, engine, sizes.waiting, sizes.short_tokens),
         _capture(rig, engine, sizes.waiting, sizes.segment_tokens),

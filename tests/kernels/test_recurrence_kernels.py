@@ -215,3 +215,33 @@ def test_keys_that_repeat(rule: Rule, device: torch.device) -> None:
 def _in_fp64(inputs: RecurrenceInputs) -> RecurrenceInputs:
     beta = None if inputs.beta is None else inputs.beta.double()
     return RecurrenceInputs(inputs.q.double(), inputs.k.double(), inputs.v.double(), inputs.log_decay.double(), beta)
+
+
+@pytest.mark.parametrize("shape", [(4, 40, 72), (2, 128, 20)], ids=str)
+def test_runs_in_bf16(shape: tuple[int, int, int], device: torch.device) -> None:
+    """Long runs that go chunk by chunk through the state: states are as exact as of the same numbers widened, outputs rounded."""
+    drawn = _inputs(150, shape, Rule.GATED_DELTA, device)
+    q, k, v = (each.bfloat16() for each in (drawn.q[:, ::2], drawn.k[:, ::2], drawn.v))
+    shared = RecurrenceInputs(q, k, v, drawn.log_decay, drawn.beta)
+    wide = RecurrenceInputs(q.float(), k.float(), v.float(), drawn.log_decay, drawn.beta).spread()
+    starts, given = (
+        _states(3, shape, device),
+        0.5 * _identity(Rule.GATED_DELTA, shape, device)[:1].expand(3, -1, -1, -1),
+    )
+    cu_runs, seams = (0, 70, 75, 150), (5, 5, 0)
+    expected = naive.capture(wide, cu_runs, seams, starts, given)
+    actual = kernels.capture(shared, cu_runs, seams, starts, given)
+    assert actual.outputs.dtype == torch.bfloat16
+    assert_close(actual.outputs.float(), expected.outputs, 2e-2)
+    for name in ("states", "seam_states", "transitions"):
+        assert_close(getattr(actual, name), getattr(expected, name), TOLERANCE)
+        assert_far(getattr(expected, name).bfloat16().float(), getattr(actual, name), TOLERANCE)
+    assert_far(naive.capture(wide, cu_runs, (0, 0, 0), starts, given).transitions, actual.transitions, TOLERANCE)
+    walk = PartWalk((0, 70, 70, 150), (0, 2, 3))
+    walked, known = (
+        kernels.walk(shared, walk, starts[:2], [None] * 3, (1,)),
+        naive.walk(wide, walk, starts[:2], [None] * 3, (1,)),
+    )
+    assert_close(walked.outputs.float(), known.outputs, 2e-2)
+    assert_close(walked.states, known.states, TOLERANCE)
+    assert_close(walked.kept[1], known.kept[1], TOLERANCE)

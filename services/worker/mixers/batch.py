@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from services.blob.encodings import StateEncoding, decode, encode
-from services.worker.ops.layout import BodyAddresses, PartWalk, PassAddresses, apply_transition
+from services.worker.ops.body_planes import PassedBody, keep
+from services.worker.ops.layout import BodyAddresses, PartWalk, PassAddresses
 from services.worker.ops.paged_attention import PagedQueries
 
 __all__ = [
@@ -87,28 +87,20 @@ class LinearCarry:
 
 
 def finish_planes(carries: Sequence[LinearCarry]) -> list[LinearPlane]:
-    """The planes of finished bodies of one layer: `S = h_end − T h_w` (design §5), one product for all of them.
+    """The planes of finished bodies of one layer: `S = h_end − T h_w` (design §5), memory of their own.
 
     Raises:
         ValueError: a body has not begun.
     """
-    seams = [carry.seam_state for carry in carries if carry.seam_state is not None]
-    transitions = [carry.transition for carry in carries if carry.transition is not None]
-    if len(seams) < len(carries) or len(transitions) < len(carries):
+    kept = keep([_passed(carry) for carry in carries])
+    return [LinearPlane(own.transition, own.end_state, own.tail, own.decay) for own in kept]
+
+
+def _passed(carry: LinearCarry) -> PassedBody:
+    if carry.seam_state is None or carry.transition is None:
         raise ValueError("a segment has no body")
-    carried = apply_transition(torch.stack(transitions), torch.stack(seams))
-    ends = torch.stack([carry.state for carry in carries]) - carried
-    decays = pad_sequence([torch.cat(carry.log_decays) for carry in carries], batch_first=True).sum(1).exp()
-    # Carries are views of everything that they were packed with, which must not live as long as one plane.
-    packed = [
-        tensor
-        for carry, transition, end, decay in zip(carries, transitions, ends, decays, strict=True)
-        for tensor in (transition, end, carry.tail, decay)
-    ]
-    own = [torch.empty_like(tensor) for tensor in packed]
-    if own:
-        torch._foreach_copy_(own, packed)
-    return [LinearPlane(*own[begin : begin + 4]) for begin in range(0, len(own), 4)]
+    bounds = carry.log_decays[0] if len(carry.log_decays) == 1 else torch.cat(carry.log_decays)
+    return PassedBody(carry.transition, carry.seam_state, carry.state, carry.tail, bounds)
 
 
 @dataclass(slots=True)

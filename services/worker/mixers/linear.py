@@ -78,17 +78,18 @@ class LinearMixer:
         """See `Mixer`; advances every segment's carry."""
         projected = self.projection.project(hidden)
         carries = batch.carries_of(self.slots.index)
-        tails = torch.stack([carry.tail for carry in carries])
+        tails = _stack([carry.tail for carry in carries])
         conv = self._convolve(projected.rows, batch.walk, tails, [None] * len(carries))
         inputs = self._inputs(conv.outputs, projected, batch.queries.positions)
         result = recurrence.capture(
             inputs,
             batch.walk.cu_runs,
             batch.seam_tokens,
-            torch.stack([carry.state for carry in carries]),
-            torch.stack(_transitions(self.shape, carries)),
+            _stack([carry.state for carry in carries]),
+            _stack(_transitions(self.shape, carries)),
             batch.walk.prepared,
         )
+        bounds = inputs.log_bound
         for run, (carry, seam) in enumerate(zip(carries, batch.seam_tokens, strict=True)):
             tokens = batch.walk.run(run)
             carry.tail, carry.state = conv.tails[run], result.states[run]
@@ -96,7 +97,7 @@ class LinearMixer:
                 if carry.transition is None:
                     carry.seam_state = result.seam_states[run]
                 carry.transition = result.transitions[run]
-                carry.log_decays.append(inputs.log_bound[tokens.start + seam : tokens.stop])
+                carry.log_decays.append(bounds[tokens.start + seam : tokens.stop])
         return self.projection.output(result.outputs.to(hidden.dtype), projected)
 
     def finish(self, carries: Sequence[LinearCarry], firsts: Sequence[int]) -> list[LinearPlane]:
@@ -173,6 +174,14 @@ class LinearMixer:
         if self.rotary is None:
             return Body(plane.transition, plane.end_state)
         return Body(plane.transition, self.rotary.rotate_state(plane.end_state, position))
+
+
+def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`[n, …]` to read; what is one and the same, as the prime's state is for all segments, is not copied."""
+    first = tensors[0]
+    if all(tensor is first for tensor in tensors):
+        return first.expand(len(tensors), *first.shape)
+    return torch.stack(list(tensors))
 
 
 def _transitions(shape: StateShape, carries: Sequence[LinearCarry]) -> list[torch.Tensor]:

@@ -1,6 +1,7 @@
 """The recurrence on a GPU, states in fp32.
 
-Chunks are multiplied (`triton_products`) and folded (`triton_chunks`), then states carried over them (`triton_carry`).
+Chunks are multiplied (`triton_products`) and folded (`triton_chunks`), then states carried over them (`triton_carry`). Runs
+without stored bodies between them go chunk by chunk instead (`triton_stream`), where the family and its dtype allow it.
 
 A decode step is one launch of its own, which moves states in their slots.
 """
@@ -17,7 +18,8 @@ from services.worker.ops.columns import FixedColumns
 from services.worker.ops.layout import Body, BodyAddresses, PartWalk, WalkRoom
 from services.worker.ops.recurrence.chunks import walk_chunk_tokens
 from services.worker.ops.recurrence.cuts import Cut, chunk_tokens
-from services.worker.ops.recurrence.triton_carry import NONE, Course, Stop, carry, course_columns, locate
+from services.worker.ops.recurrence.triton_carry import NONE, Carried, Course, Stop, carry, course_columns, locate
+from services.worker.ops.recurrence.triton_stream import stream, streams
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
 from services.worker.ops.tiles import block
 
@@ -76,7 +78,7 @@ def scan(
     columns = None
     if transitions is not None and inputs.beta is not None:
         columns = transitions.clone(memory_format=torch.contiguous_format)
-    result = carry(inputs, course, states.clone(), columns, locate((), states))
+    result = _pass(inputs, course, states.clone(memory_format=torch.contiguous_format), columns)
     if transitions is not None and inputs.beta is None:
         columns = transitions * _decays(inputs, cu_runs, transitions.shape[-2])
     return ScanResult(result.outputs, result.states, columns)
@@ -106,12 +108,18 @@ def capture(
     if inputs.beta is None:
         bodies = slice(1, None, 2)
         columns = transitions * _decays(inputs, cu_halves, transitions.shape[-2])[bodies]
-        result = carry(inputs, course, states.clone(), None, locate((), states))
+        result = _pass(inputs, course, states.clone(memory_format=torch.contiguous_format), None)
     else:
         columns = transitions.clone(memory_format=torch.contiguous_format)
-        result = carry(inputs, course, states.clone(), columns, locate((), states))
-    seam_states = torch.stack([result.kept[run] for run in runs])
-    return CaptureResult(result.outputs, result.states, seam_states, columns)
+        result = _pass(inputs, course, states.clone(memory_format=torch.contiguous_format), columns)
+    return CaptureResult(result.outputs, result.states, result.kept, columns)
+
+
+def _pass(inputs: RecurrenceInputs, course: Course, states: torch.Tensor, columns: torch.Tensor | None) -> Carried:
+    """States, and transition columns where given, over chunks alone; both in place."""
+    if streams(inputs):
+        return stream(inputs, course, states, columns)
+    return carry(inputs, course, states, columns, locate((), states))
 
 
 def _decays(inputs: RecurrenceInputs, cu_runs: Sequence[int], rows: int) -> torch.Tensor:
@@ -142,10 +150,13 @@ def walk(
         cut = Cut.of(parts.cu_runs, walk_chunk_tokens(run_lengths, inputs.log_decay.ndim == 3))
         parts.prepared[key] = Course.of(cut, _walk_stops(parts, stored, kept_parts), states.device)
     course: Course = parts.prepared[key]
-    if addresses is None:
-        addresses = locate([body for body in bodies if body is not None], states)
-    result = carry(inputs, course, states.clone(), None, addresses)
-    return WalkResult(result.outputs, result.states, dict(zip(kept_parts, result.kept.values(), strict=True)))
+    own = states.clone(memory_format=torch.contiguous_format)
+    if addresses is None and not any(stored):
+        result = _pass(inputs, course, own, None)
+    else:
+        places = locate([body for body in bodies if body is not None], states) if addresses is None else addresses
+        result = carry(inputs, course, own, None, places)
+    return WalkResult(result.outputs, result.states, dict(zip(kept_parts, result.kept, strict=True)))
 
 
 def _walk_key(of_channels: bool, stored: Sequence[bool], kept_parts: Sequence[int]) -> str:

@@ -12,14 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-from services.worker.ops.columns import send_columns
+from services.worker.ops.columns import send_columns, send_into
 from services.worker.ops.layout import BODY_ALIGNMENT, Body, BodyAddresses
 from services.worker.ops.recurrence.cuts import TILE, Cut, Tiling, dot_precision
 from services.worker.ops.recurrence.triton_chunks import Chunks, prepare
-from services.worker.ops.recurrence.types import RecurrenceInputs, WalkResult
+from services.worker.ops.recurrence.types import RecurrenceInputs
 from services.worker.ops.tiles import block
 
-__all__ = ["NONE", "Course", "Stop", "carry", "course_columns", "locate"]
+__all__ = ["NONE", "Carried", "Course", "Stop", "carry", "course_columns", "locate"]
 
 NONE = -1
 # Programs of a launch from which on wider blocks of columns leave no multiprocessor idle.
@@ -231,6 +231,15 @@ def _steps(cut: Cut, stop: Stop) -> list[tuple[int, int, int]]:
     return steps
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """outputs `[N, H, V]` of the values' dtype; states `[R, H, K, V]` behind every sequence; kept `[kept, H, K, V]`."""
+
+    outputs: torch.Tensor
+    states: torch.Tensor
+    kept: torch.Tensor
+
+
 def locate(bodies: Sequence[Body], states: torch.Tensor) -> BodyAddresses:
     """Bodies of one layer without their tails, by what states `[R, H, K, V]` say of their shape."""
     if not bodies:
@@ -244,7 +253,9 @@ def locate(bodies: Sequence[Body], states: torch.Tensor) -> BodyAddresses:
         [0] * len(bodies),
     ]
     table = torch.tensor(rows, dtype=torch.int64)
-    return BodyAddresses(table.to(states.device), bool((table % BODY_ALIGNMENT == 0).all()), zeros)
+    sent = torch.empty_like(table, device=states.device)
+    send_into(sent, table)
+    return BodyAddresses(sent, bool((table % BODY_ALIGNMENT == 0).all()), zeros)
 
 
 def carry(
@@ -253,11 +264,8 @@ def carry(
     states: torch.Tensor,
     columns: torch.Tensor | None,
     bodies: BodyAddresses,
-) -> WalkResult:
-    """Carry states `[R, H, K, V]`, and transition columns `[R, H, K, K]` where given, both fp32 and in place.
-
-    Outputs are of the values' dtype.
-    """
+) -> Carried:
+    """Carry states `[R, H, K, V]`, and transition columns `[R, H, K, K]` where given, both fp32 and in place."""
     heads, key_dim, value_dim = states.shape[1:]
     chunks = prepare(inputs, course.tiling)
     entries = states.new_empty(max(1, course.tiling.num_chunks), heads, key_dim, value_dim)
@@ -267,7 +275,7 @@ def carry(
     outputs = torch.empty_like(inputs.v)
     if course.tiling.num_chunks:
         _read(inputs, chunks, entries, outputs)
-    return WalkResult(outputs, states, dict(enumerate(kept[: course.num_kept])))
+    return Carried(outputs, states, kept[: course.num_kept])
 
 
 def _launch(

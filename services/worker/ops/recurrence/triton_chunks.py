@@ -187,7 +187,7 @@ def _fold(inputs: RecurrenceInputs, gated: Gated, chunks: Chunks) -> None:
     columns = min(TILE, block(max(key_dim, value_dim)))
     key_slices = 0 if chunks.transitions is None else triton.cdiv(key_dim, columns)
     _fold_kernel[(key_slices + triton.cdiv(value_dim, columns), tiling.num_chunks, heads)](
-        inputs.q, inputs.k, inputs.v, beta, gated.enters, gated.rests, gated.decays, gated.scores, gated.erasures,
+        inputs.q, inputs.k, inputs.v, beta, gated.enters, gated.rests, gated.decays, gated.scores, gated.inverses,
         tiling.starts, tiling.ends, chunks.queries, gated.entering, gated.writers,
         chunks.end_states if chunks.transitions is None else chunks.transitions, chunks.end_states, chunks.outputs,
         key_slices,

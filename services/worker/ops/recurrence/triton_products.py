@@ -23,42 +23,44 @@ def _products_kernel(
     scores, erasures, enters, rests, decays,
     H: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, REPEATS: tl.constexpr, ERASES: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one head with one decay a token; chunk rows behind the run's end count as tokens that do nothing.
+    """One chunk of one key head with one decay a token; chunk rows behind the run's end count as tokens that do nothing.
 
-    Log decays between two tokens are summed, not subtracted: the difference of two long sums loses a slow gate beside one
-    that forgets at once.
+    Log decays are summed in fp64: in fp32 the difference of two long sums would lose a slow gate beside one that forgets at
+    once.
     """
-    i_m, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i_m, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start, end = tl.load(starts + i_m).to(tl.int64), tl.load(ends + i_m)
     if start >= end:
         return
     o_l, o_k = tl.arange(0, L), tl.arange(0, BK)
-    row = start * H + i_h
     m_t = start + o_l < end
-    p_t = row + o_l * H
     Hk: tl.constexpr = H // REPEATS
-    p_k = (start * Hk + i_h // REPEATS) * K + o_l[:, None] * (Hk * K) + o_k[None, :]
+    p_k = o_l[:, None] * (Hk * K) + o_k[None, :]
+    key = (start * Hk + i_g) * K
     b_s = tl.zeros([L, L], dtype=tl.float32)
     b_a = tl.zeros([L, L], dtype=tl.float32)
     for i_k in range(0, K, BK):
         m_k = m_t[:, None] & (i_k + o_k < K)[None, :]
-        b_k = tl.load(k + p_k + i_k, mask=m_k, other=0.0)
-        b_s += tl.dot(tl.load(q + p_k + i_k, mask=m_k, other=0.0), tl.trans(b_k), input_precision="tf32x3")
+        b_k = tl.load(k + key + i_k + p_k, mask=m_k, other=0.0)
+        b_q = tl.load(q + key + i_k + p_k, mask=m_k, other=0.0)
+        b_s += tl.dot(b_q, tl.trans(b_k), input_precision="tf32x3")
         if ERASES:
             b_a += tl.dot(b_k, tl.trans(b_k), input_precision="tf32x3")
-    b_x = tl.load(log_decay + p_t, mask=m_t, other=0.0)
-    later = tl.load(log_decay + p_t + H, mask=(start + o_l + 1 < end) & (o_l + 1 < L), other=0.0)
-    tl.store(enters + p_t, tl.exp(tl.cumsum(b_x, axis=0)), mask=m_t)
-    tl.store(rests + p_t, tl.exp(tl.cumsum(later, axis=0, reverse=True)), mask=m_t)
-    tl.store(decays + i_m * H + i_h, tl.exp(tl.sum(b_x, axis=0)))
-    b_p = tl.cumsum(tl.where(o_l[:, None] > o_l[None, :], b_x[:, None], 0.0), axis=0)
-    near = tl.where(o_l[:, None] >= o_l[None, :], tl.exp(b_p), 0.0)
-    p_s = row * L + o_l[:, None] * (H * L) + o_l[None, :]
-    tl.store(scores + p_s, b_s * near, mask=m_t[:, None])
-    if ERASES:
-        b_b = tl.load(beta + p_t, mask=m_t, other=0.0)[:, None]
-        below = o_l[:, None] > o_l[None, :]
-        tl.store(erasures + p_s, tl.where(below, b_a * near * b_b, 0.0), mask=m_t[:, None])
+    for i_r in range(REPEATS):
+        row = start * H + i_g * REPEATS + i_r
+        p_t, p_s = o_l * H, o_l[:, None] * (H * L) + o_l[None, :]
+        b_x = tl.load(log_decay + row + p_t, mask=m_t, other=0.0).to(tl.float64)
+        b_c, b_e = tl.cumsum(b_x, axis=0), tl.sum(b_x, axis=0)
+        tl.store(enters + row + p_t, tl.exp(b_c.to(tl.float32)), mask=m_t)
+        tl.store(rests + row + p_t, tl.exp((b_e - b_c).to(tl.float32)), mask=m_t)
+        tl.store(decays + i_m * H + i_g * REPEATS + i_r, tl.exp(b_e.to(tl.float32)))
+        b_n = tl.exp(tl.minimum(b_c[:, None] - b_c[None, :], 0.0).to(tl.float32))
+        b_y = tl.where(o_l[:, None] >= o_l[None, :], b_s * b_n, 0.0)
+        tl.store(scores + row * L + p_s, b_y.to(scores.dtype.element_ty), mask=m_t[:, None])
+        if ERASES:
+            b_b = tl.load(beta + row + p_t, mask=m_t, other=0.0)[:, None]
+            below = o_l[:, None] > o_l[None, :]
+            tl.store(erasures + row * L + p_s, b_a * b_n * b_b, mask=m_t[:, None] & below)
 
 
 @triton.jit
@@ -102,7 +104,7 @@ def _channel_products_kernel(
     tl.store(scores + p_s, b_s, mask=m_t[:, None])
     if ERASES:
         b_b = tl.load(beta + row + o_l * H, mask=m_t, other=0.0)[:, None]
-        tl.store(erasures + p_s, tl.where(o_l[:, None] > o_l[None, :], b_a * b_b, 0.0), mask=m_t[:, None])
+        tl.store(erasures + p_s, b_a * b_b, mask=m_t[:, None] & (o_l[:, None] > o_l[None, :]))
 
 
 @triton.jit
@@ -114,10 +116,18 @@ def _tile(base, first_row, first_column, rows, stride):
 
 
 @triton.jit
-def _put_tile(base, first_row, first_column, rows, stride, b_x):
+def _put_tile(base, first_row, first_column, rows, stride, b_x, beta, low, H: tl.constexpr, SPLIT: tl.constexpr):
+    """SPLIT: times `β` of its columns, as a sum of two in bf16, the second `low` numbers behind the first."""
     o_b = tl.arange(0, 16)
     m_b = (first_row + o_b < rows)[:, None]
-    tl.store(base + (first_row + o_b)[:, None] * stride + first_column + o_b[None, :], b_x, mask=m_b)
+    place = base + (first_row + o_b)[:, None] * stride + first_column + o_b[None, :]
+    if SPLIT:
+        b_x *= tl.load(beta + (first_column + o_b) * H, mask=first_column + o_b < rows, other=0.0)[None, :]
+        b_y = b_x.to(tl.bfloat16)
+        tl.store(place, b_y, mask=m_b)
+        tl.store(place + low, (b_x - b_y.to(tl.float32)).to(tl.bfloat16), mask=m_b)
+    else:
+        tl.store(place, b_x, mask=m_b)
 
 
 @triton.jit
@@ -136,10 +146,10 @@ def _times(b_x, b_y):
 
 @triton.jit
 def _invert_kernel(
-    erasures, starts, ends,
-    H: tl.constexpr, L: tl.constexpr,
+    erasures, inverses, beta, starts, ends, low,
+    H: tl.constexpr, L: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """`(I + A)⁻¹` in the place of a strictly lower triangular `A` `[L, L]`, L 16 or 64.
+    """`(I + A)⁻¹` of a strictly lower triangular `A` `[L, L]`, L 16 or 64, which may stand in the same place. See `_put_tile`.
 
     Diagonal tiles row by row, the others by forward substitution over tiles; a series of powers of `A` would cancel.
     """
@@ -148,8 +158,9 @@ def _invert_kernel(
     if start >= end:
         return
     rows = tl.minimum(end - start, L)
-    base = erasures + (start * H + i_h) * L
+    base, target = erasures + (start * H + i_h) * L, inverses + (start * H + i_h) * L
     stride = H * L
+    beta += start * H + i_h
     o_b = tl.arange(0, 16)
     unit = (o_b[:, None] == o_b[None, :]).to(tl.float32)
     b_00 = tl.zeros([16, 16], dtype=tl.float32)
@@ -179,30 +190,35 @@ def _invert_kernel(
         b_32 = -_times(b_33, _times(a_32, b_22))
         # All tiles are read before the first is written over.
         tl.debug_barrier()
-        _put_tile(base, 16, 0, rows, stride, b_10)
-        _put_tile(base, 16, 16, rows, stride, b_11)
-        _put_tile(base, 32, 0, rows, stride, b_20)
-        _put_tile(base, 32, 16, rows, stride, b_21)
-        _put_tile(base, 32, 32, rows, stride, b_22)
-        _put_tile(base, 48, 0, rows, stride, b_30)
-        _put_tile(base, 48, 16, rows, stride, b_31)
-        _put_tile(base, 48, 32, rows, stride, b_32)
-        _put_tile(base, 48, 48, rows, stride, b_33)
+        _put_tile(target, 16, 0, rows, stride, b_10, beta, low, H, SPLIT)
+        _put_tile(target, 16, 16, rows, stride, b_11, beta, low, H, SPLIT)
+        _put_tile(target, 32, 0, rows, stride, b_20, beta, low, H, SPLIT)
+        _put_tile(target, 32, 16, rows, stride, b_21, beta, low, H, SPLIT)
+        _put_tile(target, 32, 32, rows, stride, b_22, beta, low, H, SPLIT)
+        _put_tile(target, 48, 0, rows, stride, b_30, beta, low, H, SPLIT)
+        _put_tile(target, 48, 16, rows, stride, b_31, beta, low, H, SPLIT)
+        _put_tile(target, 48, 32, rows, stride, b_32, beta, low, H, SPLIT)
+        _put_tile(target, 48, 48, rows, stride, b_33, beta, low, H, SPLIT)
+        nothing = tl.zeros([16, 16], dtype=tl.float32)
+        for i_r in tl.static_range(3):
+            for i_c in tl.static_range(i_r + 1, 4):
+                _put_tile(target, 16 * i_r, 16 * i_c, rows, stride, nothing, beta, low, H, SPLIT)
     else:
         tl.debug_barrier()
-    _put_tile(base, 0, 0, rows, stride, b_00)
+    _put_tile(target, 0, 0, rows, stride, b_00, beta, low, H, SPLIT)
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What products leave for the fold, fp32: scores and erasures `[N, H, L]`; decays as `Chunks` has them.
+    """What products leave, fp32: scores and inverses `[N, H, L]`; decays as `Chunks` has them.
 
     enters, rests `[N, H]`: `e^G` and `e^(G_L − G)`. Of a decay of every channel they stand in queries, keys that enter, and
-    writers, `[N, H, K]`; else these are what came in.
+    writers, `[N, H, K]`; else these are what came in. For `triton_stream` scores are bf16, and inverses times `β` of their
+    columns, as a sum of two in bf16, `[2, N, H, L]`.
     """
 
     scores: torch.Tensor
-    erasures: torch.Tensor
+    inverses: torch.Tensor
     decays: torch.Tensor
     enters: torch.Tensor
     rests: torch.Tensor
@@ -211,16 +227,18 @@ class Gated:
     writers: torch.Tensor
 
 
-def multiply(inputs: RecurrenceInputs, tiling: Tiling) -> Gated:
-    """Products of queries and keys, and inverses where there are erasures."""
+def multiply(inputs: RecurrenceInputs, tiling: Tiling, in_bf16: bool = False) -> Gated:
+    """Products of queries and keys, and inverses where there are erasures; in_bf16: for `triton_stream`."""
     (tokens, heads, _), key_dim = inputs.v.shape, inputs.k.shape[-1]
     device, every_channel = inputs.v.device, inputs.log_decay.ndim == 3
-    scores = torch.empty(tokens, heads, tiling.length, device=device)
+    erasures = torch.empty(tokens, heads, tiling.length, device=device)
+    scores = torch.empty_like(erasures, dtype=torch.bfloat16 if in_bf16 else None)
+    inverses = scores.new_empty(2, *scores.shape) if in_bf16 else erasures
     gates = torch.empty(2, tokens, heads, device=device)
     scaled = [torch.empty(tokens, heads, key_dim, device=device) for _ in range(3)] if every_channel else None
     gated = Gated(
         scores=scores,
-        erasures=scores if inputs.beta is None else torch.empty_like(scores),
+        inverses=inverses,
         decays=torch.empty(max(1, tiling.num_chunks), *inputs.log_decay.shape[1:], device=device),
         enters=gates[0],
         rests=gates[1],
@@ -229,27 +247,30 @@ def multiply(inputs: RecurrenceInputs, tiling: Tiling) -> Gated:
         writers=inputs.k if scaled is None else scaled[2],
     )
     if tiling.num_chunks:
-        _launch(inputs, tiling, gated)
+        _launch(inputs, tiling, gated, erasures, in_bf16)
     return gated
 
 
-def _launch(inputs: RecurrenceInputs, tiling: Tiling, gated: Gated) -> None:
+def _launch(inputs: RecurrenceInputs, tiling: Tiling, gated: Gated, erasures: torch.Tensor, in_bf16: bool) -> None:
     heads, key_dim, erases = inputs.v.shape[1], inputs.k.shape[-1], inputs.beta is not None
     beta = inputs.log_decay if inputs.beta is None else inputs.beta
     grid = (tiling.num_chunks, heads)
     if inputs.log_decay.ndim == 3:
         _channel_products_kernel[grid](
             inputs.q, inputs.k, inputs.log_decay, beta, tiling.starts, tiling.ends,
-            gated.queries, gated.entering, gated.writers, gated.scores, gated.erasures, gated.decays,
+            gated.queries, gated.entering, gated.writers, gated.scores, erasures, gated.decays,
             H=heads, K=key_dim, L=tiling.length, BK=block(key_dim), ERASES=erases,
             num_warps=4, num_stages=1,
         )  # fmt: skip
     else:
-        _products_kernel[grid](
+        _products_kernel[tiling.num_chunks, inputs.k.shape[1]](
             inputs.q, inputs.k, inputs.log_decay, beta, tiling.starts, tiling.ends,
-            gated.scores, gated.erasures, gated.enters, gated.rests, gated.decays,
-            H=heads, K=key_dim, L=tiling.length, BK=min(32, block(key_dim)), REPEATS=inputs.repeats, ERASES=erases,
-            num_warps=4, num_stages=2,
+            gated.scores, erasures, gated.enters, gated.rests, gated.decays,
+            H=heads, K=key_dim, L=tiling.length, BK=min(32 if inputs.k.dtype == torch.float32 else 128, block(key_dim)),
+            REPEATS=inputs.repeats, ERASES=erases, num_warps=4, num_stages=2,
         )  # fmt: skip
     if erases:
-        _invert_kernel[grid](gated.erasures, tiling.starts, tiling.ends, H=heads, L=tiling.length, num_warps=1)
+        _invert_kernel[grid](
+            erasures, gated.inverses, beta, tiling.starts, tiling.ends, erasures.numel(),
+            H=heads, L=tiling.length, SPLIT=in_bf16, num_warps=1,
+        )  # fmt: skip

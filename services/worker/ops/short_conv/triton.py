@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from services.worker.ops.columns import FixedColumns, send_columns
+from services.worker.ops.columns import FixedColumns, send_columns, send_into
 from services.worker.ops.layout import BodyAddresses, PartWalk, WalkRoom
 from services.worker.ops.short_conv.types import ConvResult
 
@@ -192,7 +192,10 @@ def walk(
 def _locate(tails: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
     places = [tail.data_ptr() for tail in tails if tail is not None]
     # A transfer would wait for the device in every layer of a pass without stored bodies.
-    return torch.tensor(places).to(device) if places else torch.empty(1, dtype=torch.int64, device=device)
+    sent = torch.empty(max(1, len(places)), dtype=torch.int64, device=device)
+    if places:
+        send_into(sent, torch.tensor(places))
+    return sent
 
 
 def step(inputs: torch.Tensor, weight: torch.Tensor, tails: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
