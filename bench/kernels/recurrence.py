@@ -9,7 +9,15 @@ import torch.nn.functional as F
 
 from bench.kernels.case import Case, Timed, draw
 from services.worker.ops.layout import Body, PartWalk
-from services.worker.ops.recurrence import CaptureResult, RecurrenceInputs, ScanResult, WalkResult, chunked, naive
+from services.worker.ops.recurrence import (
+    CaptureResult,
+    RecurrenceInputs,
+    ScanResult,
+    SlotStates,
+    WalkResult,
+    chunked,
+    naive,
+)
 from services.worker.ops.recurrence import triton as kernels
 
 __all__ = ["small_cases", "true_cases"]
@@ -132,8 +140,13 @@ def _capture_cases(runs: int, length: int, heads: _Heads, form: ModuleType, devi
 def _walk(
     form: ModuleType, inputs: RecurrenceInputs, parts: PartWalk, states: torch.Tensor, bodies: Sequence[Body | None]
 ) -> _Results:
-    result: WalkResult = form.walk(inputs, parts, states, bodies, (1,))
-    return result.outputs, [result.states, result.kept[1]]
+    own = states.clone()
+    result: WalkResult = form.walk(inputs, parts, _slots(own) if form is kernels else own, bodies, (1,))
+    return result.outputs, [own if form is kernels else result.states, result.kept[1]]
+
+
+def _slots(states: torch.Tensor) -> SlotStates:
+    return SlotStates(states, torch.arange(len(states), device=states.device))
 
 
 def _walk_cases(num_bodies: int, live: int, heads: _Heads, form: ModuleType, device: torch.device) -> Iterator[Case]:
@@ -141,6 +154,7 @@ def _walk_cases(num_bodies: int, live: int, heads: _Heads, form: ModuleType, dev
     cu_runs = tuple(range(0, (num_bodies + 2) * live, live))
     parts, inputs = PartWalk(cu_runs, (0, num_bodies + 1)), _tokens(cu_runs[-1], heads, device)
     states, ends = _states(1, heads, device), _states(num_bodies, heads, device)
+    running = _slots(states.clone())
     transitions = 0.7 * heads.keys**-0.5 * draw(num_bodies, heads.count, heads.keys, heads.keys, device=device)
     bodies = [*(Body(*pair) for pair in zip(transitions, ends, strict=True)), None]
     yield from _cases(
@@ -149,7 +163,7 @@ def _walk_cases(num_bodies: int, live: int, heads: _Heads, form: ModuleType, dev
         lambda: _walk(form, _wide(inputs), parts, states, bodies),
         heads,
         Timed(
-            lambda: kernels.walk(inputs, parts, states, bodies),
+            lambda: kernels.walk(inputs, parts, running, bodies),
             num_bodies * (heads.transition_bytes + heads.state_bytes) + parts.num_tokens * heads.token_bytes,
             2.0 * num_bodies * heads.count * heads.keys**2 * heads.values + parts.num_tokens * heads.token_operations,
         ),

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from services.worker.engine import combine
+from services.worker.engine import packed_prompts
 from services.worker.engine.capture import CapturePass
 from services.worker.engine.combine import CombinePass, CombineRows
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
@@ -62,7 +62,7 @@ def test_one_sweep_over_kernels(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -
     logits = rig.logits(*plan.parts)
     swapped = (plan.parts[0], plan.parts[3], plan.parts[2], plan.parts[1], plan.parts[4])
     assert_far(rig.logits(*swapped), logits, TOLERANCE)
-    for module in (kernel_devices, paged_attention, combine):
+    for module in (kernel_devices, paged_attention, packed_prompts):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
     joined, states = _run_joined(rig, hit)
     assert_close(joined, logits, TOLERANCE)

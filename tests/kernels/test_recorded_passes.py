@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.worker.engine import combine, combine_graph
+from services.worker.engine import combine_graph, packed_prompts
 from services.worker.engine.combine import CombinePass, CombineRows
 from services.worker.engine.combine_graph import CombineGraphs
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
@@ -70,7 +70,7 @@ def rig(checkpoints: CheckpointFactory, monkeypatch: pytest.MonkeyPatch) -> Pass
     profile = CaptureProfile(SeamWindow(4), draw_ids(3, 9))
     rig = PassRig(create_context(checkpoints.directory(MOE), torch.device("cpu"), profile))
     rig.capture(draw_ids(20, 1))
-    for module in (kernel_devices, paged_attention, combine, combine_graph):
+    for module in (kernel_devices, paged_attention, packed_prompts, combine_graph):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
     monkeypatch.setattr(PagedQueries, "prepare", _prepare_as_replayed)
     return rig
@@ -86,7 +86,7 @@ def _prepare_as_replayed(queries: PagedQueries, key: str, work_out: Callable[[],
 def _plans(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> list[CombinePlan]:
     """Two prompts of one room, of other lengths, bodies and page tables; a snapshot behind the first part."""
     with monkeypatch.context() as plain:
-        for module in (kernel_devices, paged_attention, combine):
+        for module in (kernel_devices, paged_attention, packed_prompts):
             plain.setattr(module, "has_kernels", lambda device: False)
         short, long = rig.capture(draw_ids(21, 2), draw_ids(37, 3))
     parts = [CombinePart(state.token_ids, state) for state in (short, long)]

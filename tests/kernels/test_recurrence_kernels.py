@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from services.worker.ops.layout import Body, PartWalk, WalkRoom
-from services.worker.ops.recurrence import RecurrenceInputs, naive
+from services.worker.ops.recurrence import RecurrenceInputs, SlotStates, naive
 from services.worker.ops.recurrence import triton as kernels
 from services.worker.ops.recurrence.triton_carry import locate
 from tests.exactness.reference import Rule, draw_tokens
@@ -36,6 +36,15 @@ def _inputs(count: int, shape: tuple[int, int, int], rule: Rule, device: torch.d
 
 def _states(count: int, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(3)).to(device)
+
+
+def _slots(states: torch.Tensor) -> SlotStates:
+    """States in slots of a larger pool, in another order; the first request begins with nothing, whatever its slot holds."""
+    count = len(states)
+    held, slots = states.new_full((count + 2, *states.shape[1:]), 7.0), torch.arange(count, 0, -1, device=states.device)
+    held[slots] = states
+    is_fresh = torch.arange(count, device=states.device) == 0
+    return SlotStates(held, slots, is_fresh)
 
 
 def _identity(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
@@ -92,15 +101,18 @@ def test_walk(rule: Rule, shape: tuple[int, int, int], device: torch.device) -> 
     body = Body(source.transitions[0], source.states[0])
     bodies = [body, None, Body(None, source.states[1]), body]
     walk = PartWalk((0, 3, 70, 70, 100), (0, 2, 4))
+    slots = _slots(starts)
+    starts[0] = 0.0
     expected = naive.walk(inputs, walk, starts, bodies, (0, 2))
-    actual = kernels.walk(inputs, walk, starts, bodies, (0, 2))
+    actual = kernels.walk(inputs, walk, slots, bodies, (0, 2))
     assert_close(actual.outputs, expected.outputs, TOLERANCE)
-    assert_close(actual.states, expected.states, TOLERANCE)
+    assert_close(slots.held[slots.slots], expected.states, TOLERANCE)
+    assert torch.equal(slots.held[0], torch.full_like(starts[0], 7.0))
     assert actual.kept.keys() == expected.kept.keys()
     for part, state in expected.kept.items():
         assert_close(actual.kept[part], state, TOLERANCE)
     for wrong in ([None, None, bodies[2], body], [Body(None, body.end_state), *bodies[1:]]):
-        assert_far(naive.walk(inputs, walk, starts, wrong).states, actual.states, TOLERANCE)
+        assert_far(naive.walk(inputs, walk, starts, wrong).states, slots.held[slots.slots], TOLERANCE)
 
 
 @pytest.mark.parametrize("chunk_tokens", [16, 64])
@@ -127,12 +139,13 @@ def test_a_recorded_walk_takes_over_others(rule: Rule, chunk_tokens: int, device
         expected = naive.walk(inputs[: walk.num_tokens], walk, starts, bodies, (kept,))
         fixed.refill(walk, [body is not None for body in bodies], [kept])
         stored = locate([body for body in bodies if body is not None], starts)
-        actual = kernels.walk(inputs, recorded, starts, (), (0,), stored)
+        slots = SlotStates(starts.clone(), torch.arange(2, device=device))
+        actual = kernels.walk(inputs, recorded, slots, (), (0,), stored)
         assert_close(actual.outputs[: walk.num_tokens], expected.outputs, TOLERANCE)
-        assert_close(actual.states, expected.states, TOLERANCE)
+        assert_close(slots.held, expected.states, TOLERANCE)
         assert_close(actual.kept[0], expected.kept[kept], TOLERANCE)
     stale = naive.walk(inputs[:80], PartWalk((0, 3, 30, 30, 80), (0, 2, 4)), starts, [one, None, two, None])
-    assert_far(actual.states, stale.states, TOLERANCE)
+    assert_far(slots.held, stale.states, TOLERANCE)
     with pytest.raises(ValueError, match="do not fit into a column"):
         fixed.refill(PartWalk(tuple(range(0, 96, 2)), (0, 24, 47)), [True] * 47, [0])
 
@@ -220,6 +233,8 @@ def _in_fp64(inputs: RecurrenceInputs) -> RecurrenceInputs:
 @pytest.mark.parametrize("shape", [(4, 40, 72), (2, 128, 20)], ids=str)
 def test_runs_in_bf16(shape: tuple[int, int, int], device: torch.device) -> None:
     """Long runs that go chunk by chunk through the state: states are as exact as of the same numbers widened, outputs rounded."""
+    # The interpreter cuts bf16 numbers off where a GPU rounds them.
+    tolerance = 4e-5
     drawn = _inputs(150, shape, Rule.GATED_DELTA, device)
     q, k, v = (each.bfloat16() for each in (drawn.q[:, ::2], drawn.k[:, ::2], drawn.v))
     shared = RecurrenceInputs(q, k, v, drawn.log_decay, drawn.beta)
@@ -234,14 +249,16 @@ def test_runs_in_bf16(shape: tuple[int, int, int], device: torch.device) -> None
     assert actual.outputs.dtype == torch.bfloat16
     assert_close(actual.outputs.float(), expected.outputs, 2e-2)
     for name in ("states", "seam_states", "transitions"):
-        assert_close(getattr(actual, name), getattr(expected, name), TOLERANCE)
-        assert_far(getattr(expected, name).bfloat16().float(), getattr(actual, name), TOLERANCE)
-    assert_far(naive.capture(wide, cu_runs, (0, 0, 0), starts, given).transitions, actual.transitions, TOLERANCE)
+        assert_close(getattr(actual, name), getattr(expected, name), tolerance)
+        assert_far(getattr(expected, name).bfloat16().float(), getattr(actual, name), tolerance)
+    assert_far(naive.capture(wide, cu_runs, (0, 0, 0), starts, given).transitions, actual.transitions, tolerance)
     walk = PartWalk((0, 70, 70, 150), (0, 2, 3))
+    slots = _slots(starts[:2])
+    starts[0] = 0.0
     walked, known = (
-        kernels.walk(shared, walk, starts[:2], [None] * 3, (1,)),
+        kernels.walk(shared, walk, slots, [None] * 3, (1,)),
         naive.walk(wide, walk, starts[:2], [None] * 3, (1,)),
     )
     assert_close(walked.outputs.float(), known.outputs, 2e-2)
-    assert_close(walked.states, known.states, TOLERANCE)
-    assert_close(walked.kept[1], known.kept[1], TOLERANCE)
+    assert_close(slots.held[slots.slots], known.states, tolerance)
+    assert_close(walked.kept[1], known.kept[1], tolerance)

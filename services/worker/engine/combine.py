@@ -5,20 +5,18 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-import numpy as np
 import torch
 
 from services.worker.engine.combine_plan import CombineLayout, CombinePlan
 from services.worker.engine.context import EngineContext
+from services.worker.engine.packed_prompts import PackedPrompts, PlacedPrompt, locate_bodies
 from services.worker.engine.pages import NoRoomError
-from services.worker.engine.states import PrefixState, SegmentState
+from services.worker.engine.states import PrefixState
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot, Mixer
-from services.worker.ops.device import has_kernels
-from services.worker.ops.layout import BODY_ALIGNMENT, PartWalk, PassAddresses
-from services.worker.ops.paged_attention import PagedQueries, PageRow, PageTable
+from services.worker.ops.columns import send_columns
+from services.worker.ops.paged_attention import PageRow, PageTable
 
 __all__ = ["CombinePass", "CombineRows", "Prompt"]
 
@@ -131,51 +129,55 @@ def _own(snapshot: LinearSnapshot) -> LinearSnapshot:
 class CombineRows:
     """The live tokens of reserved prompts, packed in order. See `Rows`.
 
-    They start from the reservations alone, so that prompts of a sweep that failed may run again.
+    They start from the reservations alone, so that prompts of a sweep that failed may run again. batch: there from `start` on.
     """
 
     hidden: torch.Tensor
     batch: CombineBatch
+    last_rows: torch.Tensor
 
     def __init__(self, context: EngineContext, passes: Sequence[CombinePass]) -> None:
         self._context = context
         self._passes = passes
+        self._num_tokens = sum(one.plan.num_live for one in passes)
+        self._packed: PackedPrompts | None = None
 
     @property
     def num_tokens(self) -> int:
         """See `Rows`."""
-        return sum(one.plan.num_live for one in self._passes)
+        return self._num_tokens
 
     @property
-    def run_lengths(self) -> list[int]:
-        """Tokens of every live run, in order; some may have none."""
-        return [len(run.token_ids) for one in self._passes for run in one.layout.runs]
+    def packed(self) -> PackedPrompts:
+        """On the host."""
+        if self._packed is None:
+            self._packed = PackedPrompts.of(
+                [PlacedPrompt(one.plan, one.layout, one.prompt.slot) for one in self._passes]
+            )
+        return self._packed
 
-    @property
-    def num_requests(self) -> int:
-        """B."""
-        return len(self._passes)
-
-    @property
-    def num_kept(self) -> int:
-        """Runs behind which a snapshot is wanted."""
-        return sum(one.plan.parts[run.part].keep for one in self._passes for run in one.layout.runs)
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Of all live tokens `[N]`."""
-        return [token for one in self._passes for run in one.layout.runs for token in run.token_ids]
-
-    def prepare(self) -> None:
-        """Everything that the layers need but the embedded tokens."""
-        self.batch = self._create_batch()
+    def load_slots(self) -> None:
+        """The prompts' state slots as they are ahead of the pass."""
         for one in self._passes:
             one.load_slot()
 
     def start(self) -> None:
         """See `Rows`."""
-        self.prepare()
-        self.hidden = self._context.model.embed(self._context.integers(self.token_ids))
+        packed, device = self.packed, self._context.device
+        columns = (
+            packed.token_ids,
+            packed.positions,
+            packed.write_slots,
+            packed.slots,
+            packed.is_fresh,
+            packed.last_rows,
+        )
+        token_ids, positions, write_slots, slots, is_fresh, self.last_rows = send_columns(columns, device, torch.int64)
+        addresses = locate_bodies(self._context, packed.states)
+        sent = None if addresses is None else addresses.send(device)
+        self.batch = packed.batch(packed.queries(positions), write_slots, slots, is_fresh.bool(), sent)
+        self.load_slots()
+        self.hidden = self._context.model.embed(token_ids)
 
     def mix(self, mixer: Mixer, normed: torch.Tensor) -> torch.Tensor:
         """See `Rows`."""
@@ -183,49 +185,9 @@ class CombineRows:
 
     def finish(self) -> torch.Tensor:
         """Behind the last layer: makes the snapshots; returns the prompts' last logits `[B, vocabulary]`."""
-        last = self._context.integers([end - 1 for end in self.batch.queries.cu_queries[1:]])
-        logits = self._context.model.logits(self.hidden[last])
+        logits = self._context.model.logits(self.hidden[self.last_rows])
         for request, one in enumerate(self._passes):
             runs = self.batch.walk.parts_of(request)
             kept = [run for run in runs if run in self.batch.keep_after]
             one.keep({run - runs.start: self.batch.kept.get(run, []) for run in kept})
         return logits
-
-    def _create_batch(self) -> CombineBatch:
-        context, layouts = self._context, [one.layout for one in self._passes]
-        placed = [(run, one.plan.parts[run.part]) for one in self._passes for run in one.layout.runs]
-        cu_runs = (0, *accumulate(len(run.token_ids) for run, _ in placed))
-        cu_parts = (0, *accumulate(len(layout.runs) for layout in layouts))
-        positions = [position for layout in layouts for position in layout.positions]
-        return CombineBatch(
-            walk=PartWalk(cu_runs, cu_parts),
-            queries=PagedQueries(
-                context.integers(positions),
-                [cu_runs[part] for part in cu_parts],
-                [layout.table for layout in layouts],
-                on_host=positions,
-            ),
-            write_slots=context.integers([slot for layout in layouts for slot in layout.write_slots]),
-            slots=context.integers([one.prompt.slot for one in self._passes]),
-            planes=[None if part.state is None else part.state.planes for _, part in placed],
-            body_positions=[run.first + len(run.token_ids) for run, _ in placed],
-            keep_after=frozenset(index for index, (_, part) in enumerate(placed) if part.keep),
-            addresses=_locate(context, [part.state for _, part in placed if part.state is not None]),
-            is_fresh=torch.tensor([one.plan.prefix is None for one in self._passes], device=context.device),
-        )
-
-
-def _locate(context: EngineContext, states: Sequence[SegmentState]) -> PassAddresses | None:
-    """Where the planes of stored bodies lie, where kernels read them as they are: unturned, on their own device.
-
-    None too where some are on their way through the layers: then every layer looks where its own lie.
-    """
-    mixers = context.model.linear_mixers
-    if any(len(state.addresses) < len(mixers) for state in states):
-        return None
-    if not has_kernels(context.device) or not mixers or any(mixer.rotary is not None for mixer in mixers):
-        return None
-    nothing = np.zeros((len(mixers), 3), dtype=np.int64)
-    table = np.stack([state.addresses for state in states] or [nothing], axis=-1)
-    is_aligned = bool((table % BODY_ALIGNMENT == 0).all())
-    return PassAddresses(torch.from_numpy(table).to(context.device), is_aligned)

@@ -10,16 +10,19 @@ from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
+import numpy as np
 import torch
 
 from services.worker.engine.combine import CombineRows
 from services.worker.engine.context import EngineContext
+from services.worker.engine.packed_prompts import BodyPlaces, locate_bodies
 from services.worker.engine.recorder import Recorder, Recording, create_recorder
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot
 from services.worker.mixers.linear import LinearMixer
-from services.worker.ops.columns import send_into
+from services.worker.ops.columns import FixedColumns
 from services.worker.ops.device import has_kernels
 from services.worker.ops.layout import PartWalk, PassAddresses, WalkRoom
 from services.worker.ops.paged_attention import PagedQueries
@@ -39,14 +42,15 @@ RECORDED_PASSES = 24
 
 def room_of(rows: CombineRows, of_channels: bool) -> WalkRoom:
     """What a pass is recorded with room for: few different rooms serve prompts of all sizes."""
-    runs, tokens = rows.run_lengths, rows.num_tokens
+    packed, tokens = rows.packed, rows.num_tokens
+    runs = [len(run.token_ids) for run, _ in packed.placed]
     chunk_tokens = walk_chunk_tokens(runs, of_channels)
     return WalkRoom(
         tokens=_up(tokens, 64 if tokens <= 1024 else 256),
         parts=_up(len(runs), 16),
         chunks=_up(sum(-(-run // chunk_tokens) for run in runs), 16),
-        requests=rows.num_requests,
-        kept=rows.num_kept,
+        requests=len(packed.slots),
+        kept=len(packed.keep_after),
         chunk_tokens=chunk_tokens,
     )
 
@@ -83,52 +87,63 @@ def _cut_layers(num_ahead: int, count: int) -> list[range]:
 class _Fixed:
     """The batch of one room, over tensors that keep their place. `refill` makes it that of other prompts.
 
-    Behind their tokens it keeps what was there: numbers that exist, of rows that no part has.
+    Behind their tokens stand numbers that exist, of rows that no part has.
     """
 
     def __init__(self, context: EngineContext, room: WalkRoom, of_channels: bool) -> None:
         from services.worker.ops.recurrence.triton import FixedWalk
         from services.worker.ops.short_conv.triton import FixedRows
 
-        device, num_layers = context.device, len(context.model.linear_mixers)
-        self.token_ids, positions, write_slots = (
-            torch.zeros(room.tokens, dtype=torch.int64, device=device) for _ in range(3)
+        device, places = context.device, (len(context.model.linear_mixers), 3, room.parts)
+        tokens, requests = room.tokens, room.requests
+        self._columns = FixedColumns(
+            (tokens, tokens, tokens, requests, requests, requests, prod(places)),
+            (0, 0, -1, 0, 0, 0, 0),
+            device,
+            torch.int64,
         )
-        self._addresses = torch.zeros(num_layers, 3, room.parts, dtype=torch.int64, device=device)
+        self.token_ids, positions, write_slots, slots, self._is_fresh_column, self._last_rows, table = (
+            self._columns.tensors
+        )
+        self._is_fresh = torch.zeros(requests, dtype=torch.bool, device=device)
+        self._places = places
         self._walks: list[FixedWalk | FixedRows] = [
             FixedWalk(of_channels, room, device),
             FixedRows(context.model.spec.conv_history, room, device),
         ]
         self.batch = CombineBatch(
-            walk=PartWalk((0, room.tokens), tuple(range(room.requests + 1))),
+            walk=PartWalk((0, tokens), tuple(range(requests + 1))),
             queries=PagedQueries(positions, (), (), is_fixed=True),
             write_slots=write_slots,
-            slots=torch.zeros(room.requests, dtype=torch.int64, device=device),
+            slots=slots,
             planes=(),
             body_positions=(),
             keep_after=frozenset(range(room.kept)),
-            addresses=PassAddresses(self._addresses, is_aligned=True),
-            is_fresh=torch.zeros(room.requests, dtype=torch.bool, device=device),
+            addresses=PassAddresses(table.view(places), is_aligned=True),
+            is_fresh=self._is_fresh,
         )
         for walk in self._walks:
             walk.prepare(self.batch.walk)
 
-    def refill(self, rows: CombineRows) -> None:
-        """Take over everything of other prompts but what attention has prepared."""
-        batch = rows.batch
-        count = batch.walk.num_tokens
-        send_into(self.token_ids[:count], torch.tensor(rows.token_ids, dtype=torch.int64))
-        self.batch.queries.positions[:count].copy_(batch.queries.positions)
-        self.batch.write_slots.fill_(-1)
-        self.batch.write_slots[:count].copy_(batch.write_slots)
-        self.batch.slots.copy_(batch.slots)
-        if self.batch.is_fresh is not None and batch.is_fresh is not None:
-            self.batch.is_fresh.copy_(batch.is_fresh)
-        stored = [planes is not None for planes in batch.planes]
+    def refill(self, rows: CombineRows, places: BodyPlaces) -> None:
+        """Take over everything of other prompts but what attention has prepared; the rows go on over these tensors."""
+        packed, batch = rows.packed, self.batch
+        table = np.zeros(self._places, dtype=np.int64)
+        table[..., : places.table.shape[-1]] = places.table
+        self._columns.refill(
+            (
+                packed.token_ids, packed.positions, packed.write_slots, packed.slots, packed.is_fresh, packed.last_rows,
+                table.ravel(),
+            )
+        )  # fmt: skip
+        self._is_fresh.copy_(self._is_fresh_column)
+        stored = [part.state is not None for _, part in packed.placed]
         for walk in self._walks:
-            walk.refill(batch.walk, stored, sorted(batch.keep_after))
-        if batch.addresses is not None:
-            self._addresses[..., : batch.addresses.table.shape[-1]].copy_(batch.addresses.table)
+            walk.refill(packed.walk, stored, sorted(packed.keep_after))
+        rows.batch = packed.batch(
+            packed.queries(batch.queries.positions), batch.write_slots, batch.slots, self._is_fresh
+        )
+        rows.last_rows = self._last_rows
 
     def over(self, queries: PagedQueries) -> CombineBatch:
         """The batch with other queries over the same positions, and nothing kept yet."""
@@ -184,12 +199,11 @@ class CombineGraphs:
         if room.tokens > RECORDED_TOKENS or self._is_given_up or not self._has_met(room):
             yield from Sweep(self._context, [rows]).run()
             return
-        rows.prepare()
-        addresses, recorded = rows.batch.addresses, self._recorded[room]
-        if addresses is None or not addresses.is_aligned:
+        places, recorded = locate_bodies(self._context, rows.packed.states), self._recorded[room]
+        if places is None or not places.is_aligned:
             yield from Sweep(self._context, [rows]).run()
-        elif recorded is None or not (yield from self._replay(recorded, rows)):
-            yield from self._run_and_record(room, rows)
+        elif recorded is None or not (yield from self._replay(recorded, rows, places)):
+            yield from self._run_and_record(room, rows, places)
 
     def _has_met(self, room: WalkRoom) -> bool:
         """Whether a room came before; from now on it has."""
@@ -200,18 +214,18 @@ class CombineGraphs:
             self._recorded.popitem(last=False)
         return is_known
 
-    def _replay(self, recorded: _Recorded, rows: CombineRows) -> Generator[None, None, bool]:
-        """False, with slots as they were, where page tables have outgrown the recorded ones.
+    def _replay(self, recorded: _Recorded, rows: CombineRows, places: BodyPlaces) -> Generator[None, None, bool]:
+        """False where page tables have outgrown the recorded ones; slots may have moved by then.
 
         While the device runs the layers ahead of the first attention layer, the host works out the tables.
         """
-        recorded.fixed.refill(rows)
+        rows.load_slots()
+        recorded.fixed.refill(rows, places)
         has_tables = False
         for layers, piece in zip(self._pieces, recorded.pieces, strict=True):
             if not has_tables and layers.stop > self._num_ahead:
                 has_tables = recorded.refill_tables(rows)
                 if not has_tables:
-                    rows.prepare()
                     return False
             piece.replay()
             for _ in layers:
@@ -220,10 +234,11 @@ class CombineGraphs:
         rows.batch.kept = _by_part(recorded.kept(len(rows.batch.keep_after)), rows.batch)
         return True
 
-    def _run_and_record(self, room: WalkRoom, rows: CombineRows) -> Generator[None, None, None]:
-        fixed, asked = _Fixed(self._context, room, self._of_channels), rows.batch.queries
-        fixed.refill(rows)
-        queries = replace(asked, positions=fixed.batch.queries.positions, is_fixed=True, prepared={})
+    def _run_and_record(self, room: WalkRoom, rows: CombineRows, places: BodyPlaces) -> Generator[None, None, None]:
+        fixed = _Fixed(self._context, room, self._of_channels)
+        rows.load_slots()
+        fixed.refill(rows, places)
+        queries = replace(rows.batch.queries, is_fixed=True, prepared={})
         batch = fixed.over(queries)
         hidden = self._context.model.embed(fixed.token_ids)
         for index in range(len(self._context.model.layers)):

@@ -152,7 +152,7 @@ class CombineQueue:
         if logits is None:
             self._waiting.extendleft(wanted)
         else:
-            self._start(wanted, logits[kept])
+            self._start(wanted, logits if len(kept) == len(logits) else logits[kept])
 
     def retry(self) -> None:
         """See `Line`; whatever failed, captures are given up with it."""

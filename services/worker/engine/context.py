@@ -11,6 +11,7 @@ from services.worker.engine.side_stream import SideStream
 from services.worker.engine.states import StateStore
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.decoder import Model
+from services.worker.ops.columns import send_columns
 
 __all__ = ["CaptureProfile", "EngineContext", "capture_chunk"]
 
@@ -73,5 +74,5 @@ class EngineContext:
         return self.memory.share.count > 1
 
     def integers(self, values: list[int] | tuple[int, ...] | range) -> torch.Tensor:
-        """An int64 tensor on the device."""
-        return torch.tensor(list(values), dtype=torch.int64, device=self.device)
+        """An int64 tensor on the device, for which nobody waits."""
+        return send_columns([values], self.device, torch.int64)[0]

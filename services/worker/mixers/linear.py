@@ -18,7 +18,7 @@ from services.worker.mixers.batch import (
 )
 from services.worker.mixers.shapes import StateShape
 from services.worker.ops.layout import Body, BodyAddresses, PartWalk
-from services.worker.ops.recurrence import RecurrenceInputs
+from services.worker.ops.recurrence import RecurrenceInputs, SlotStates
 from services.worker.ops.recurrence import dispatch as recurrence
 from services.worker.ops.rotary import Rotary
 from services.worker.ops.short_conv import ConvResult
@@ -125,12 +125,11 @@ class LinearMixer:
         result = recurrence.walk(
             self._inputs(conv.outputs, projected, batch.queries.positions),
             batch.walk,
-            batch.begin(self.slots.states),
+            SlotStates(self.slots.states, batch.slots, batch.is_fresh),
             [self._body(*placed) for placed in zip(planes, batch.body_positions, strict=True)],
             batch.keep_after,
             addresses,
         )
-        self.slots.states[batch.slots] = result.states
         self.slots.tails[batch.slots] = conv.tails
         for part in batch.keep_after:
             snapshot = LinearSnapshot(result.kept[part], conv.kept[part])

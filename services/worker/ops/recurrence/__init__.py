@@ -9,11 +9,10 @@
 
 The output is `o = Sᵀ q`. `scan` runs independent sequences and, where asked, carries their transition: the columns
 `[state | transition]` obey the same recurrence with values `[v, 0]`; `capture` lets the transition begin behind a seam.
-`walk` carries one state a request over live runs and
-stored bodies in order. Keys and queries come normalised and scaled; `log_decay` is the logarithm of `a`, at most 0. How
-runs compose is design §3.
+`walk` carries one state a request over live runs and stored bodies in order. Keys and queries come normalised and scaled;
+`log_decay` is the logarithm of `a`, at most 0. How runs compose is design §3.
 """
 
-from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
+from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, SlotStates, WalkResult
 
-__all__ = ["CaptureResult", "RecurrenceInputs", "ScanResult", "WalkResult"]
+__all__ = ["CaptureResult", "RecurrenceInputs", "ScanResult", "SlotStates", "WalkResult"]

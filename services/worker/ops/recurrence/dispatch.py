@@ -9,7 +9,7 @@ import torch
 from services.worker.ops.device import runs_kernels
 from services.worker.ops.layout import Body, BodyAddresses, PartWalk
 from services.worker.ops.recurrence import chunked
-from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, WalkResult
+from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, SlotStates, WalkResult
 
 __all__ = ["capture", "step", "walk"]
 
@@ -41,16 +41,18 @@ def capture(
 def walk(
     inputs: RecurrenceInputs,
     parts: PartWalk,
-    states: torch.Tensor,
+    states: SlotStates,
     bodies: Sequence[Body | None],
     keep_after: Collection[int] = (),
     addresses: BodyAddresses | None = None,
 ) -> WalkResult:
-    """As `naive.walk`; addresses: where the bodies lie, for kernels."""
+    """As `naive.walk`, of states that move in their slots; addresses: where the bodies lie, for kernels."""
     form = _form(inputs)
-    if form is chunked:
-        return chunked.walk(inputs, parts, states, bodies, keep_after)
-    result: WalkResult = form.walk(inputs, parts, states, bodies, keep_after, addresses)
+    if form is not chunked:
+        moved: WalkResult = form.walk(inputs, parts, states, bodies, keep_after, addresses)
+        return moved
+    result = chunked.walk(inputs, parts, states.read(), bodies, keep_after)
+    states.write(result.states)
     return result
 
 

@@ -20,7 +20,7 @@ from services.worker.ops.recurrence.chunks import walk_chunk_tokens
 from services.worker.ops.recurrence.cuts import Cut, chunk_tokens
 from services.worker.ops.recurrence.triton_carry import NONE, Carried, Course, Stop, carry, course_columns, locate
 from services.worker.ops.recurrence.triton_stream import stream, streams
-from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
+from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, SlotStates, WalkResult
 from services.worker.ops.tiles import block
 
 __all__ = ["FixedWalk", "capture", "scan", "step", "walk"]
@@ -119,7 +119,8 @@ def _pass(inputs: RecurrenceInputs, course: Course, states: torch.Tensor, column
     """States, and transition columns where given, over chunks alone; both in place."""
     if streams(inputs):
         return stream(inputs, course, states, columns)
-    return carry(inputs, course, states, columns, locate((), states))
+    slots = torch.arange(len(states), device=states.device)
+    return carry(inputs, course, SlotStates(states, slots), columns, locate((), states))
 
 
 def _decays(inputs: RecurrenceInputs, cu_runs: Sequence[int], rows: int) -> torch.Tensor:
@@ -134,12 +135,12 @@ def _decays(inputs: RecurrenceInputs, cu_runs: Sequence[int], rows: int) -> torc
 def walk(
     inputs: RecurrenceInputs,
     parts: PartWalk,
-    states: torch.Tensor,
+    states: SlotStates,
     bodies: Sequence[Body | None],
     keep_after: Collection[int] = (),
     addresses: BodyAddresses | None = None,
 ) -> WalkResult:
-    """As `naive.walk`, fp32 on a GPU; addresses: where the bodies lie, if it has been worked out."""
+    """As `naive.walk`, fp32 on a GPU, of states that move in their slots; addresses: where bodies lie, if that is known."""
     inputs = _contiguous(inputs)
     kept_parts, stored = sorted(keep_after), [body is not None for body in bodies]
     key = _walk_key(inputs.log_decay.ndim == 3, stored, kept_parts)
@@ -148,14 +149,14 @@ def walk(
             raise ValueError(f"nothing is prepared for this recorded walk: {key}")
         run_lengths = [end - begin for begin, end in pairwise(parts.cu_runs)]
         cut = Cut.of(parts.cu_runs, walk_chunk_tokens(run_lengths, inputs.log_decay.ndim == 3))
-        parts.prepared[key] = Course.of(cut, _walk_stops(parts, stored, kept_parts), states.device)
+        parts.prepared[key] = Course.of(cut, _walk_stops(parts, stored, kept_parts), states.held.device)
     course: Course = parts.prepared[key]
-    own = states.clone(memory_format=torch.contiguous_format)
-    if addresses is None and not any(stored):
-        result = _pass(inputs, course, own, None)
+    if addresses is None and not any(stored) and streams(inputs):
+        result = stream(inputs, course, states.read())
+        states.write(result.states)
     else:
-        places = locate([body for body in bodies if body is not None], states) if addresses is None else addresses
-        result = carry(inputs, course, own, None, places)
+        places = locate([body for body in bodies if body is not None], states.held) if addresses is None else addresses
+        result = carry(inputs, course, states, None, places)
     return WalkResult(result.outputs, result.states, dict(zip(kept_parts, result.kept, strict=True)))
 
 

@@ -16,7 +16,7 @@ from services.worker.ops.columns import send_columns, send_into
 from services.worker.ops.layout import BODY_ALIGNMENT, Body, BodyAddresses
 from services.worker.ops.recurrence.cuts import TILE, Cut, Tiling, dot_precision
 from services.worker.ops.recurrence.triton_chunks import Chunks, prepare
-from services.worker.ops.recurrence.types import RecurrenceInputs
+from services.worker.ops.recurrence.types import RecurrenceInputs, SlotStates
 from services.worker.ops.tiles import block
 
 __all__ = ["NONE", "Carried", "Course", "Stop", "carry", "course_columns", "locate"]
@@ -79,7 +79,7 @@ def _look(
 @triton.jit
 def _carry_kernel(
     cu_steps, bodies_from, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
-    states, columns, entries, kept, num_state_blocks,
+    states, slots, is_fresh, columns, entries, kept, num_state_blocks,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     FORM: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -92,16 +92,18 @@ def _carry_kernel(
     """
     i_c, i_h, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     first_step, end_step = tl.load(cu_steps + i_r), tl.load(cu_steps + i_r + 1)
-    home, width, of_state = states, V, True
+    home, width, of_state = states + tl.load(slots + i_r) * (H * K * V), V, True
+    is_empty = tl.load(is_fresh + i_r)
     if COLUMNS:
         of_state = i_c < num_state_blocks
         if i_c >= num_state_blocks:
-            home, width, i_c = columns, K, i_c - num_state_blocks
+            home, width, i_c = columns + i_r * (H * K * K), K, i_c - num_state_blocks
+            is_empty = is_empty & False
             first_step = tl.load(bodies_from + i_r)
     o_k, o_c = tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
     size: tl.constexpr = K * K if FORM == 2 else (K if FORM == 1 else 1)
-    at_home = home + (i_r * H + i_h) * K * width
-    b_h = _tile(at_home, o_k, o_c, K, width, width, False)
+    at_home = home + i_h * K * width
+    b_h = tl.where(is_empty, 0.0, _tile(at_home, o_k, o_c, K, width, width, False))
     chunk, keep, stored, ends, moves = _look(
         first_step, end_step, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
         H * size, H * K * V,
@@ -233,7 +235,7 @@ def _steps(cut: Cut, stop: Stop) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """outputs `[N, H, V]` of the values' dtype; states `[R, H, K, V]` behind every sequence; kept `[kept, H, K, V]`."""
+    """outputs `[N, H, V]` of the values' dtype; states: those that were carried; kept `[kept, H, K, V]`."""
 
     outputs: torch.Tensor
     states: torch.Tensor
@@ -261,32 +263,34 @@ def locate(bodies: Sequence[Body], states: torch.Tensor) -> BodyAddresses:
 def carry(
     inputs: RecurrenceInputs,
     course: Course,
-    states: torch.Tensor,
+    states: SlotStates,
     columns: torch.Tensor | None,
     bodies: BodyAddresses,
 ) -> Carried:
-    """Carry states `[R, H, K, V]`, and transition columns `[R, H, K, K]` where given, both fp32 and in place."""
-    heads, key_dim, value_dim = states.shape[1:]
+    """Carry states `[H, K, V]`, and transition columns `[R, H, K, K]` where given, both fp32 and in place."""
+    held = states.held
+    heads, key_dim, value_dim = held.shape[1:]
     chunks = prepare(inputs, course.tiling)
-    entries = states.new_empty(max(1, course.tiling.num_chunks), heads, key_dim, value_dim)
-    kept = states.new_empty(max(1, course.num_kept), heads, key_dim, value_dim)
+    entries = held.new_empty(max(1, course.tiling.num_chunks), heads, key_dim, value_dim)
+    kept = held.new_empty(max(1, course.num_kept), heads, key_dim, value_dim)
     if heads and course.num_sequences:
         _launch(course, chunks, bodies, (states, columns, entries, kept), dot_precision(inputs))
     outputs = torch.empty_like(inputs.v)
     if course.tiling.num_chunks:
         _read(inputs, chunks, entries, outputs)
-    return Carried(outputs, states, kept[: course.num_kept])
+    return Carried(outputs, held, kept[: course.num_kept])
 
 
 def _launch(
     course: Course,
     chunks: Chunks,
     bodies: BodyAddresses,
-    memory: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor],
+    memory: tuple[SlotStates, torch.Tensor | None, torch.Tensor, torch.Tensor],
     precision: str,
 ) -> None:
     states, columns, entries, kept = memory
-    heads, key_dim, value_dim = states.shape[1:]
+    heads, key_dim, value_dim = states.held.shape[1:]
+    is_fresh = torch.zeros_like(states.slots, dtype=torch.bool) if states.is_fresh is None else states.is_fresh
     form = 2 if chunks.transitions is not None else chunks.decays.ndim - 2
     own = chunks.decays if chunks.transitions is None else chunks.transitions
     rows, width = block(key_dim), min(TILE, block(value_dim))
@@ -298,7 +302,7 @@ def _launch(
     _carry_kernel[(state_blocks + column_blocks, heads, course.num_sequences)](
         course.cu_steps, course.bodies_from, course.chunk_of, course.body_of, course.keep_of,
         bodies.table[0], bodies.table[1], own.data_ptr(), chunks.end_states.data_ptr(),
-        states, states if columns is None else columns, entries, kept, state_blocks,
+        states.held, states.slots, is_fresh, states.held if columns is None else columns, entries, kept, state_blocks,
         H=heads, K=key_dim, V=value_dim, BK=rows, BV=width, FORM=form, COLUMNS=columns is not None,
         ALIGNED=bodies.is_aligned and key_dim % 4 == 0 and value_dim % 4 == 0, WHOLE=not any(sizes),
         PRECISION=precision,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["CaptureResult", "RecurrenceInputs", "ScanResult", "WalkResult"]
+__all__ = ["CaptureResult", "RecurrenceInputs", "ScanResult", "SlotStates", "WalkResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +81,27 @@ class WalkResult:
     outputs: torch.Tensor
     states: torch.Tensor
     kept: Mapping[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStates:
+    """States that a walk moves where they stand: held `[slots, H, K, V]`; slots `[B]`: where every request's is.
+
+    is_fresh `[B]`: requests that begin with nothing, whatever their slots hold; None where every slot holds what its request
+    begins with.
+    """
+
+    held: torch.Tensor
+    slots: torch.Tensor
+    is_fresh: torch.Tensor | None = None
+
+    def read(self) -> torch.Tensor:
+        """What the requests begin with, `[B, H, K, V]`."""
+        own = self.held[self.slots]
+        if self.is_fresh is not None:
+            own.masked_fill_(self.is_fresh.view(-1, 1, 1, 1), 0.0)
+        return own
+
+    def write(self, states: torch.Tensor) -> None:
+        """What they end with."""
+        self.held[self.slots] = states
