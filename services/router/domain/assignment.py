@@ -52,12 +52,23 @@ class CapturePlan:
         return tuple(each for each in self.assignments if each.worker_id == worker_id)
 
 
-def fan_out(num_workers: int, num_waiting: int) -> int:
-    """How many workers a request may capture on while others wait for captures: an equal share, rounded up.
+def fan_out(num_workers: int, num_segments: int, waiting: Sequence[int] = ()) -> int:
+    """How many workers a request may capture on: its max-min share, rounded up.
 
-    A request that is alone gets them all; nobody gets fewer than one.
+    waiting: of every other request that waits for captures, how many segments it waits for, each of which can occupy one worker.
+    Workers are divided evenly, save that what a request cannot use goes to the others. Nobody gets fewer than one, and a
+    request that is alone as many as it has segments.
     """
-    return math.ceil(num_workers / (1 + num_waiting))
+    left = num_workers
+    wishes = sorted(max(wish, 1) for wish in waiting)
+    for index, wish in enumerate(wishes):
+        sharing = len(wishes) - index + 1
+        if min(wish, num_segments) * sharing >= left:
+            return max(math.ceil(left / sharing), 1)
+        if wish >= num_segments:
+            break
+        left -= wish
+    return min(num_segments, left)
 
 
 def distinct(segments: Iterable[ColdSegment]) -> list[ColdSegment]:
@@ -66,11 +77,11 @@ def distinct(segments: Iterable[ColdSegment]) -> list[ColdSegment]:
 
 
 def assign_captures(
-    segments: Iterable[ColdSegment], workers: Sequence[WorkerView], combine: WorkerView, num_waiting: int = 0
+    segments: Iterable[ColdSegment], workers: Sequence[WorkerView], combine: WorkerView, waiting: Sequence[int] = ()
 ) -> CapturePlan:
     """Assign every segment, by measured speeds, backlogs and the way to the combine worker, which may capture too.
 
-    num_waiting: other requests that wait for captures; see `fan_out`. Of equal workers the combine worker comes first, then
+    waiting: segments that each other request waits for; see `fan_out`. Of equal workers the combine worker comes first, then
     the smaller id.
     """
     ordered = sorted(distinct(segments), key=lambda segment: (-segment.num_tokens, segment.key))
@@ -78,7 +89,7 @@ def assign_captures(
     if not ordered or not capturing:
         return CapturePlan(())
     capturing.sort(key=lambda queue: queue.rank(ordered[0], 0.0))
-    chosen = capturing[: fan_out(len(capturing), num_waiting)]
+    chosen = capturing[: fan_out(len(capturing), len(ordered), waiting)]
     assignments: list[Assignment] = []
     # All that comes from elsewhere shares the combine worker's way in.
     received = 0.0
@@ -97,26 +108,34 @@ class _Queue:
         self._transfer = combine.transfer_from(worker)
         self._is_remote = worker.worker_id != combine.worker_id
         self._num_tokens = 0
+        self._free = worker.backlog_seconds
 
     def rank(self, segment: ColdSegment, received: float) -> tuple[float, bool, str]:
         """By the segment's arrival."""
-        return self._place(segment, received).arrival_seconds, self._is_remote, self._worker.worker_id
+        return self._arrival(segment, self._finish(segment), received), self._is_remote, self._worker.worker_id
 
     def append(self, segment: ColdSegment, received: float) -> Assignment:
         """Put the segment at the end."""
-        placed = self._place(segment, received)
+        start, finish = self._free, self._finish(segment)
         self._num_tokens += segment.num_tokens
-        return placed
+        self._free = finish
+        arrival = self._arrival(segment, finish, received)
+        return Assignment(segment, self._worker.worker_id, start, finish, arrival)
 
     def sending_seconds(self, segment: ColdSegment) -> float:
         """How long the segment's bytes keep the combine worker's way in busy."""
         return segment.num_bytes / self._transfer.bytes_per_second
 
-    def _place(self, segment: ColdSegment, received: float) -> Assignment:
-        speed, backlog = self._worker.speeds.capture, self._worker.backlog_seconds
-        start = backlog + speed.seconds(self._num_tokens)
-        finish = backlog + speed.seconds(self._num_tokens + segment.num_tokens)
-        arrival = self._transfer.arrival(start, finish, segment.num_bytes)
-        if self._is_remote:
-            arrival = max(arrival, received + self._transfer.seconds(segment.num_bytes))
-        return Assignment(segment, self._worker.worker_id, start, finish, arrival)
+    def _finish(self, segment: ColdSegment) -> float:
+        tokens = self._num_tokens + segment.num_tokens
+        return self._worker.backlog_seconds + self._worker.speeds.capture.seconds(tokens)
+
+    def _arrival(self, segment: ColdSegment, finish: float, received: float) -> float:
+        if not self._is_remote:
+            return finish
+        speed = self._worker.speeds.capture
+        # Layers are whole, and go out, in the last pass of a segment that takes several.
+        last_pass = speed.seconds(min(segment.num_tokens, speed.pass_tokens))
+        begins = max(self._free, finish - last_pass)
+        arrival = self._transfer.arrival(begins, finish, segment.num_bytes)
+        return max(arrival, received + self._transfer.seconds(segment.num_bytes))

@@ -66,8 +66,8 @@ def choose_combine_worker(work: CombineWork, workers: Sequence[WorkerView]) -> C
     None where no worker accepts prompts.
     """
     known = {worker.worker_id: worker for worker in workers}
-    candidates = with_role(workers, Role.COMBINE)
-    choices = [(_estimate(work, worker, known), worker) for worker in candidates]
+    sources = [_read_sources(state, known) for state in work.stored]
+    choices = [(_estimate(work, sources, worker), worker) for worker in with_role(workers, Role.COMBINE)]
     if not choices:
         return None
     return min(choices, key=lambda each: _rank(*each))[0]
@@ -77,38 +77,70 @@ def _rank(choice: CombineChoice, worker: WorkerView) -> tuple[float, float, int,
     return choice.first_token_seconds, choice.fetch_seconds, worker.running_requests, worker.worker_id
 
 
-def _estimate(work: CombineWork, worker: WorkerView, known: dict[str, WorkerView]) -> CombineChoice:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A holder, on its host. seconds: until it has the state in the memory that it sends from."""
+
+    seconds: float
+    holding: Holding
+    host: str
+
+    @property
+    def rank(self) -> tuple[float, str, str]:
+        return self.seconds, self.holding.worker_id, self.holding.tier
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """A state, and where it may be read: by each holder itself, and by others, who ask the quickest holder of a host."""
+
+    state: StoredState
+    by_holder: dict[str, _Source]
+    by_host: dict[str, _Source]
+
+    def quickest(self, worker: WorkerView) -> tuple[float, _Source] | None:
+        """Seconds until the worker has it, and from where; None where no holder is known."""
+        own = self.by_holder.get(worker.worker_id)
+        if own is not None and own.seconds == 0:
+            return 0.0, own
+        ways = [] if own is None else [(own.seconds, own)]
+        for host, source in self.by_host.items():
+            if source is not own:
+                speed = worker.speeds.same_host if host == worker.host else worker.speeds.other_host
+                ways.append((source.seconds + speed.seconds(self.state.num_bytes), source))
+        return min(ways, key=lambda way: (way[0], way[1].rank), default=None)
+
+
+def _read_sources(state: StoredState, known: dict[str, WorkerView]) -> _Sources:
+    by_holder: dict[str, _Source] = {}
+    by_host: dict[str, _Source] = {}
+    for holding in state.holdings:
+        holder = known.get(holding.worker_id)
+        if holder is None:
+            continue
+        lower = holder.speeds.tiers.get(holding.tier)
+        source = _Source(lower.seconds(state.num_bytes) if lower else 0.0, holding, holder.host)
+        for table, name in ((by_holder, holder.worker_id), (by_host, holder.host)):
+            if name not in table or source.rank < table[name].rank:
+                table[name] = source
+    return _Sources(state, by_holder, by_host)
+
+
+def _estimate(work: CombineWork, sources: Sequence[_Sources], worker: WorkerView) -> CombineChoice:
     """Fetches run while the worker does what it has; what is computed in place lengthens the combine."""
     speed = worker.speeds.combine
     fetches: list[Fetch] = []
-    computed: list[StoredState] = []
-    for state in work.stored:
-        fetch = _quickest(state, worker, known)
-        if fetch is None or fetch.seconds > state.num_tokens * speed.token_seconds:
-            computed.append(state)
-        elif fetch.seconds > 0:
-            fetches.append(fetch)
-    fetching = sum(fetch.seconds for fetch in fetches)
-    live_tokens = work.live_tokens + sum(state.num_tokens for state in computed)
+    computed: list[bytes] = []
+    fetching, live_tokens = 0.0, work.live_tokens
+    for each in sources:
+        found = each.quickest(worker)
+        if found is None or found[0] > each.state.num_tokens * speed.token_seconds:
+            computed.append(each.state.key)
+            live_tokens += each.state.num_tokens
+        elif found[0] > 0:
+            fetches.append(Fetch(each.state.key, found[1].holding, found[0]))
+            fetching += found[0]
     combining = speed.seconds(work.num_segments - len(computed), live_tokens)
     combining += worker.running_requests * speed.running_seconds
     first_token = max(worker.backlog_seconds, fetching) + combining
-    keys = tuple(state.key for state in computed)
-    return CombineChoice(worker.worker_id, tuple(fetches), keys, fetching, combining, first_token)
-
-
-def _quickest(state: StoredState, worker: WorkerView, known: dict[str, WorkerView]) -> Fetch | None:
-    """From the holder with the shortest way; None where no holder is known."""
-    fetches = [
-        Fetch(state.key, holding, _way_seconds(state, worker, known[holding.worker_id], holding.tier))
-        for holding in state.holdings
-        if holding.worker_id in known
-    ]
-    return min(fetches, key=lambda fetch: (fetch.seconds, fetch.holding.worker_id, fetch.holding.tier), default=None)
-
-
-def _way_seconds(state: StoredState, worker: WorkerView, holder: WorkerView, tier: str) -> float:
-    """Out of the holder's tier, then to the worker where that is another one."""
-    lower = holder.speeds.tiers.get(tier)
-    reading = lower.seconds(state.num_bytes) if lower else 0.0
-    return reading + worker.transfer_from(holder).seconds(state.num_bytes)
+    return CombineChoice(worker.worker_id, tuple(fetches), tuple(computed), fetching, combining, first_token)

@@ -25,14 +25,14 @@ class Schedule:
 
 
 def schedule_request(
-    work: CombineWork, cold: Iterable[ColdSegment], workers: Sequence[WorkerView], num_waiting: int = 0
+    work: CombineWork, cold: Iterable[ColdSegment], workers: Sequence[WorkerView], waiting: Sequence[int] = ()
 ) -> Schedule | None:
     """Deterministic: the same views give the same schedule. None where no worker accepts prompts.
 
-    num_waiting: other requests that wait for captures now.
+    waiting: of every other request that waits for captures now, how many segments it waits for.
     """
     combine = choose_combine_worker(work, workers)
     if combine is None:
         return None
     (view,) = (worker for worker in workers if worker.worker_id == combine.worker_id)
-    return Schedule(combine, assign_captures(cold, workers, view, num_waiting))
+    return Schedule(combine, assign_captures(cold, workers, view, waiting))

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.cluster.instances import COMBINE, worker_view
 from services.router.domain.combine_choice import CombineWork, Holding, StoredState, choose_combine_worker
 from services.router.domain.workers import Role, TransferSpeed, WorkerView
-from tests.unit.router.schedule_oracle import COMBINE, worker
 
 GBPS = 1_000_000_000
 DISK = TransferSpeed(0.0, 2 * GBPS)
 
 
 def view(name: str, **fields: object) -> WorkerView:
-    base = worker(name, 20e-6)
+    base = worker_view(name, 20e-6)
     speeds = replace(
         base.speeds,
         same_host=TransferSpeed(0.001, 10 * GBPS),

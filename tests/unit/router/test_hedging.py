@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from bench.cluster.instances import worker_view
 from services.router.domain.assignment import ColdSegment
 from services.router.domain.combine_choice import CombineWork
 from services.router.domain.hedging import CaptureProgress, HedgePolicy, choose_hedge, choose_retry
 from services.router.domain.schedule import schedule_request
 from services.router.domain.workers import Role, TransferSpeed
-from tests.unit.router.schedule_oracle import worker
 
 SEGMENT = ColdSegment(b"key", 1000, 1_000_000)
 POLICY = HedgePolicy(factor=2.0, slack_seconds=0.1)
-WORKERS = [worker("a", 1e-4), worker("b", 1e-4), worker("c", 1e-3)]
+WORKERS = [worker_view("a", 1e-4), worker_view("b", 1e-4), worker_view("c", 1e-3)]
 
 
 def progress(elapsed: float, *tried: str) -> CaptureProgress:
@@ -47,13 +47,13 @@ def test_a_failed_capture_goes_to_the_soonest_other_worker_once() -> None:
 
 def test_a_retry_counts_the_way_to_the_combine_worker() -> None:
     slow = TransferSpeed(0.0, 1_000_000 / 2)
-    combine = replace(worker("z", 1e-3), speeds=replace(WORKERS[2].speeds, same_host=slow))
+    combine = replace(worker_view("z", 1e-3), speeds=replace(WORKERS[2].speeds, same_host=slow))
     assert choose_retry(SEGMENT, {"a"}, [*WORKERS[:2], combine], combine) == "z"
 
 
 def test_a_request_is_combined_and_captured_by_one_view_of_the_workers() -> None:
     work = CombineWork((), 2, 50)
-    workers = [replace(worker("a", 1e-5), backlog_seconds=0.5), worker("b", 1e-5)]
+    workers = [replace(worker_view("a", 1e-5), backlog_seconds=0.5), worker_view("b", 1e-5)]
     cold = [ColdSegment(b"1", 2000), ColdSegment(b"2", 1000)]
     schedule = schedule_request(work, cold, workers)
     assert schedule is not None
@@ -62,8 +62,8 @@ def test_a_request_is_combined_and_captured_by_one_view_of_the_workers() -> None
     expected = schedule.captures.arrival_seconds + schedule.combine.combine_seconds
     assert schedule.first_token_seconds == pytest.approx(expected)
     assert schedule_request(work, cold, [replace(each, is_draining=True) for each in workers]) is None
-    spread = schedule_request(work, cold, [worker("a", 1e-5), worker("b", 1e-5)])
-    shared = schedule_request(work, cold, [worker("a", 1e-5), worker("b", 1e-5)], num_waiting=1)
+    spread = schedule_request(work, cold, [worker_view("a", 1e-5), worker_view("b", 1e-5)])
+    shared = schedule_request(work, cold, [worker_view("a", 1e-5), worker_view("b", 1e-5)], waiting=[2])
     assert spread is not None
     assert shared is not None
     assert len({each.worker_id for each in spread.captures.assignments}) == 2

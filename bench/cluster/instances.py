@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from services.router.domain.assignment import ColdSegment
 from services.router.domain.workers import CaptureSpeed, CombineSpeed, TransferSpeed, WorkerSpeeds, WorkerView
 
+__all__ = ["COMBINE", "Instance", "Loads", "draw", "equal", "round_robin", "transferred", "unequal", "worker_view"]
+
 _SMALL = 1e-12
 COMBINE = CombineSpeed(0.02, 0.0006, 0.00002)
 # Segments of an instance, by worker.
 Loads = Mapping[str, Sequence[ColdSegment]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Instance:
     """Segments in request order, and workers of which the first one combines."""
 
@@ -22,6 +24,7 @@ class Instance:
 
     @property
     def combine(self) -> WorkerView:
+        """Where everything must be in the end."""
         return self.workers[0]
 
     def finish(self, worker: WorkerView, num_tokens: int) -> float:
@@ -90,7 +93,8 @@ def round_robin(instance: Instance) -> dict[str, list[ColdSegment]]:
     return loads
 
 
-def worker(name: str, token_seconds: float, pass_seconds: float = 0.0, pass_tokens: int = 1 << 20) -> WorkerView:
+def worker_view(name: str, token_seconds: float, pass_seconds: float = 0.0, pass_tokens: int = 1 << 20) -> WorkerView:
+    """A free worker of such speeds, to which transfers cost nothing."""
     return WorkerView(name, WorkerSpeeds(CaptureSpeed(pass_seconds, token_seconds, pass_tokens), COMBINE))
 
 
@@ -100,8 +104,13 @@ def draw(
     """An instance of equal workers, changed by `shape`."""
     lengths = [source.randint(256, 8192) for _ in range(source.randint(*segments))]
     cold = tuple(ColdSegment(bytes([index]) * 32, length) for index, length in enumerate(lengths))
-    views = tuple(worker(f"w{index}", 20e-6) for index in range(source.randint(*workers)))
+    views = tuple(worker_view(f"w{index}", 20e-6) for index in range(source.randint(*workers)))
     return shape(Instance(cold, views))
+
+
+def equal(source: random.Random) -> Callable[[Instance], Instance]:
+    """Workers as drawn."""
+    return lambda instance: instance
 
 
 def unequal(source: random.Random) -> Callable[[Instance], Instance]:
@@ -110,7 +119,7 @@ def unequal(source: random.Random) -> Callable[[Instance], Instance]:
     def shape(instance: Instance) -> Instance:
         views = tuple(
             replace(
-                worker(view.worker_id, 20e-6 * source.uniform(1, 4), 0.03 * source.random()),
+                worker_view(view.worker_id, 20e-6 * source.uniform(1, 4), 0.03 * source.random()),
                 backlog_seconds=0.1 * source.random() if source.random() < 0.5 else 0.0,
             )
             for view in instance.workers
