@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,10 +73,9 @@ def _request(path: Path, number: int, content: dict[str, Any]) -> TraceRequest:
         if "hash_ids" in content:
             return _mooncake(content)
         parts = tuple(
-            TracePart(str(part.get("id", "")), _positive(part, "tokens"), int(part.get("bytes", 0)))
-            for part in content["parts"]
+            TracePart(str(part.get("id", "")), _positive(part, "tokens"), _bytes(part)) for part in content["parts"]
         )
-        return TraceRequest(float(content["time"]), str(content.get("tenant", "")), parts)
+        return TraceRequest(_time(content["time"]), str(content.get("tenant", "")), parts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(
             f"{path}:{number}: {error!r}; a request is "
@@ -90,13 +90,27 @@ def _positive(part: dict[str, Any], field: str) -> int:
     return value
 
 
+def _bytes(part: dict[str, Any]) -> int:
+    value = int(part.get("bytes", 0))
+    if value < 0:
+        raise ValueError("bytes must not be negative")
+    return value
+
+
+def _time(value: Any) -> float:  # noqa: ANN401 # whatever the file says
+    time = float(value)
+    if not math.isfinite(time):
+        raise ValueError("time must be finite")
+    return time
+
+
 def _mooncake(content: dict[str, Any]) -> TraceRequest:
     """Blocks of 512 tokens, named by all that precedes them; each is taken as a segment."""
     blocks = content["hash_ids"]
     last = int(content["input_length"]) - _MOONCAKE_BLOCK * (len(blocks) - 1)
     lengths = [*[_MOONCAKE_BLOCK] * (len(blocks) - 1), max(min(last, _MOONCAKE_BLOCK), 1)]
     parts = tuple(TracePart(str(block), tokens) for block, tokens in zip(blocks, lengths, strict=True))
-    return TraceRequest(content["timestamp"] / 1000, "", parts)
+    return TraceRequest(_time(content["timestamp"]) / 1000, "", parts)
 
 
 def _ragpulse(folder: Path) -> Iterator[TraceRequest]:
@@ -113,7 +127,7 @@ def _ragpulse(folder: Path) -> Iterator[TraceRequest]:
             ids = content["hash_ids"]
             segments = [TracePart(str(one), tokens[one]) for one in ids["passages_ids"] + ids["web_search"]]
             live = [TracePart("", tokens[one]) for kind in ("sys_prompt", "history", "user_input") for one in ids[kind]]
-            yield TraceRequest(float(content["timestamp"]), "", (*segments, *live))
+            yield TraceRequest(_time(content["timestamp"]), "", (*segments, *live))
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"{path}:{number}: {error!r} is no request of RAGPulse") from error
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli import keys, models, replay
+from services.cli import keys, models, replay, simulate
 from services.cli.examples import client_examples
 from services.cli.orphans import end_with_supervisor
 from services.cli.supervisor import Stack, StackOptions, StackStartError
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.add_typer(keys.app, name="keys")
 app.add_typer(models.app, name="models")
 app.command("replay")(replay.command)
+app.command("simulate")(simulate.command)
 
 DEMO_CHECKPOINT = Path("models/demo")
 

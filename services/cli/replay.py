@@ -16,11 +16,11 @@ from services.cache.domain.eviction import POLICIES
 from services.cache.domain.values import Limits
 from services.cache.replay import Costs, ReplayResult, distinct_bytes, replay
 from services.cache.traces import TraceError, read_trace
+from services.cli.sizes import parse_capacity
 
-__all__ = ["command", "parse_capacity"]
+__all__ = ["command"]
 
 _COST_NAMES = tuple(field.name for field in fields(Costs))
-_UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 # Narrower terminals wrap lines; a table with cut columns says nothing.
 _TABLE_WIDTH = 96
 _SHARES = ["2%", "5%", "10%", "20%", "50%"]
@@ -48,22 +48,6 @@ class _Line:
             "hit_ratio_bytes": self.result.byte_ratio,
             **asdict(self.result),
         }
-
-
-def parse_capacity(text: str, all_bytes: int) -> int:
-    """Bytes of `64GiB`, `800MiB`, `1000`, or of `10%` of all states.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if text.endswith("%"):
-        number, unit = float(text[:-1]), all_bytes / 100
-    else:
-        digits = text.rstrip("BKMGTibkmgt ")
-        number, unit = float(digits), _UNITS[text[len(digits) :].strip().upper() or "B"]
-    if not number > 0:
-        raise ValueError("must be positive")
-    return max(int(number * unit), 1)
 
 
 def command(
@@ -126,7 +110,7 @@ def _policies(names: list[str]) -> list[str]:
 def _capacity(text: str, all_bytes: int) -> int:
     try:
         return parse_capacity(text, all_bytes)
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise TraceError(f"--capacity: {text!r} is no size; give one as 64GiB, 800MiB or 10%") from error
 
 

@@ -15,7 +15,7 @@ from services.cache.domain.values import Limits
 from services.cache.replay import Costs, ReplayResult, distinct_bytes, replay
 from services.cache.traces import RAGPULSE_LIKE, TraceError, TracePart, TraceRequest, TraceShape, draw_trace, read_trace
 from services.cli.main import app
-from services.cli.replay import parse_capacity
+from services.cli.sizes import parse_capacity
 
 COSTS = Costs(segment_bytes=10, token_bytes=1, seconds_per_token=1.0, seconds_per_hit=2.0, capture_share=0.5)
 PARTS = [TracePart(name, tokens) for name, tokens in zip("abcdefgh", (1, 2, 5, 9, 14, 20, 30, 50), strict=True)]
@@ -197,6 +197,8 @@ def test_public_traces(tmp_path: Path) -> None:
         ('{"time": 1}', "trace.jsonl:1: .*parts"),
         ('{"time": "soon", "parts": []}', "trace.jsonl:1: .*could not convert"),
         ('{"time": 1, "parts": [{"id": "a", "tokens": 0}]}', "tokens must be positive"),
+        ('{"time": 1, "parts": [{"id": "a", "tokens": 1, "bytes": -1}]}', "bytes must not be negative"),
+        ('{"time": NaN, "parts": []}', "time must be finite"),
     ],
 )
 def test_a_faulty_trace_is_named(tmp_path: Path, content: str, message: str) -> None:
