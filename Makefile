@@ -49,10 +49,11 @@ check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of g
 	$(BIN)/python -m eval.docs --check
 	$(BIN)/python scripts/generate_proto.py --check
 
-bench: $(DEVELOPMENT) ## Measure speed on the demo model, the exactness of all families, the tiers; writes bench/results/ and its tables.
+bench: $(DEVELOPMENT) ## Measure speed on the demo model, families' exactness, tiers, simulated clusters; writes bench/results/ and its tables.
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.families --out bench/results/families.json
 	$(BIN)/python -m bench.tiers
+	$(BIN)/python -m bench.cluster
 	$(BIN)/python -m bench.docs
 
 # A GPU image may lack the asyncio plugin, whose options would stop pytest; none of these tests needs it.

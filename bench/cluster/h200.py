@@ -88,7 +88,7 @@ def _source(result: ResultFile) -> str:
         "captures are its passes; a live token the slope of its full recomputes of 512 and 8,192 tokens, a segment the slope "
         "of its all-hit prompts of 16 and 64 segments, the pass what is left of the first. same_host: through pinned host "
         "memory, at the rate of its copies from there to the card. other_host: a gRPC stream between two processes, measured "
-        "on loopback. Latencies of ways and workers_per_host are assumed."
+        "on loopback. The latency of same_host and workers_per_host are assumed."
     )
 
 
