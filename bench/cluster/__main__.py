@@ -57,7 +57,8 @@ def main() -> None:
             write_costs(H200, derive_costs(read_results(_RESULTS / "gpu.json"), measure_fetches(arguments.checkpoint)))
         elif subject == "demo":
             way = measure_fetches(arguments.checkpoint)
-            source = f"{cpu_device()}, by `python -m bench.cluster demo`: processor seconds of one engine; ways are `Fetch` between two processes."
+            how = "processor seconds of one engine; ways are `Fetch` between two processes"
+            source = f"{cpu_device()}, by `python -m bench.cluster demo`: {how}."
             write_costs(arguments.costs, measure_costs(arguments.checkpoint, Sizes(), way, source))
         else:
             _keep(arguments.out, command, subject, list(_SUBJECTS[subject]()))

@@ -63,9 +63,11 @@ def _eight_rows(costs: Costs) -> Iterator[Row]:
     name = "8 segments of 2,048 to 6,144 tokens"
     for workers in (1, 2, 4, 8):
         seconds = _first_token(EIGHT, costs, Setting(workers))
-        yield Row(f"time to first token, {name}, {workers} workers", 1e3 * seconds, "ms", better="lower")
+        yield Row(
+            f"time to first token, {name}, {workers} worker{'s' * (workers > 1)}", 1e3 * seconds, "ms", better="lower"
+        )
     serial = _first_token(EIGHT, costs, Setting(1))
-    yield Row(f"one worker over longest capture + combine, {name}", serial / _critical(costs), "×")
+    yield Row(f"one worker over (longest capture + combine), {name}", serial / _critical(costs), "×")
     variants = (
         _Variant("", Setting(1), costs),
         _Variant(", whole states", Setting(1, is_pipelined=False), costs),
@@ -74,7 +76,7 @@ def _eight_rows(costs: Costs) -> Iterator[Row]:
     )
     for variant in variants:
         seconds = _first_token(EIGHT, variant.costs, replace(variant.setting, num_workers=_WORKERS))
-        measure = f"longest capture + combine over {_WORKERS} workers, {name}{variant.name}"
+        measure = f"{_WORKERS} workers' share of that, {name}{variant.name}"
         yield Row(measure, _critical(variant.costs) / seconds, "×", None if variant.name else 0.85)
 
 

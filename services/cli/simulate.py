@@ -65,7 +65,7 @@ def command(  # noqa: PLR0913 # one parameter an option
         typer.Option(help="Of each worker's states, as 64GiB, or 10% of the bytes of all; default: no bound."),
     ] = None,
     policy: Annotated[str, typer.Option(help=f"What leaves a full room: {', '.join(POLICIES)}.")] = "gdsf",
-    speed: Annotated[float, typer.Option(min=1e-6, help="The trace's requests so many times as fast.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="The trace's requests so many times as fast.")] = 1.0,
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Write all figures as one JSON object; - prints it in place of the table."),

@@ -166,7 +166,10 @@ class _Cluster:
         self._settle(flight)
 
     def result(self) -> Run:
-        """Behind the last event."""
+        """Behind the last event, when nothing is left on its way."""
+        self._residency.check_integrity()
+        if self._flights or self._waiting or self._owners or self._capturing:
+            raise AssertionError("requests are left that nothing will serve")
         self._counts.evictions = self._residency.evictions
         busy = [worker.busy_seconds for worker in self._workers.values()]
         return Run(self._served, self._counts, self._clock.now, busy)

@@ -108,6 +108,19 @@ class Residency:
                 del self._holders[key]
         self._holders[segment.key].append(name)
 
+    def check_integrity(self) -> None:
+        """Bytes add up, and holders are those who hold.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        for name, room in self.rooms.items():
+            if room.used_bytes != sum(held.segment.num_bytes for held in room.held.values()):
+                raise AssertionError(f"{name} counts {room.used_bytes} bytes and holds others")
+        held = {(key, name) for name, room in self.rooms.items() for key in room.held}
+        if held != {(key, name) for key, names in self._holders.items() for name in names}:
+            raise AssertionError("holders and what they hold differ")
+
     @property
     def evictions(self) -> int:
         """Of all workers."""

@@ -1,11 +1,13 @@
 """Requests of a trace as workers see them: segments to compose and live tokens."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from services.cache.traces import TraceRequest
 from services.router.domain.assignment import ColdSegment
 from services.simulator.costs import Costs
+from services.simulator.errors import SimulationError
 
 __all__ = ["Arrival", "distinct_bytes", "read_arrivals"]
 
@@ -24,7 +26,12 @@ def read_arrivals(trace: Iterable[TraceRequest], costs: Costs, speed: float) -> 
     """What a trace asks of workers, `speed` times as fast. Tenants share nothing.
 
     Parts without id and short ones are live; a prompt ends with at least one live token.
+
+    Raises:
+        SimulationError: `speed` is no positive number.
     """
+    if not 0 < speed < math.inf:
+        raise SimulationError(f"--speed: {speed} must be a positive number")
     begin: float | None = None
     for request in trace:
         begin = request.time if begin is None else begin

@@ -68,6 +68,8 @@ def test_a_dash_prints_json_alone_and_options_reach_the_run(trace: Path) -> None
         (["--costs", "a100"], "a100: No such file"),
         (["--cost", "speed=3"], "--cost 'speed=3': the file has no number"),
         (["--policy", "magic"], "--policy: 'magic' is none of lru, lfu, gdsf"),
+        (["--speed", "nan"], "--speed: nan must be a positive number"),
+        (["--speed", "0"], "--speed: 0.0 must be a positive number"),
         (["--room", "much"], "--room: 'much' is no size"),
         (["--json", "/nowhere/figures.json"], "--json: /nowhere/figures.json: No such file"),
     ],

@@ -1,7 +1,7 @@
 """Virtual workers: times that can be worked out by hand, and what holds of every run."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from services.cache.domain.eviction import POLICIES
 from services.cache.traces import TracePart, TraceRequest, TraceShape, draw_trace
+from services.router.domain import schedule
+from services.router.domain.assignment import Assignment, CapturePlan, ColdSegment
+from services.router.domain.workers import WorkerView
 from services.simulator.cluster import FanOut, Order, Run, Setting, simulate
 from services.simulator.costs import CaptureCosts, CombineCosts, Costs, StateCosts, WayCosts
 from services.simulator.report import jain_index, percentile, report
+from services.simulator.residency import Residency
+from services.simulator.ways import Window
 from services.simulator.workload import read_arrivals
 
 # A token takes a millisecond to capture, a pass 10; a combine 20, a segment 1, a live token 2. A state weighs a byte a token.
@@ -197,6 +202,35 @@ def test_a_cold_request_takes_no_less_than_its_longest_capture_and_than_its_shar
     (found,) = times(trace, Setting(num_workers))
     assert found >= COSTS.capture_seconds(max(lengths)) + 0.001 / COSTS.layers
     assert found >= 0.001 * sum(lengths) / num_workers
+
+
+def test_it_is_the_routers_scheduling_that_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another assignment in the router's module, the simulation is another one."""
+    trace = [request(0.0, *((str(index), 400) for index in range(4)))]
+    (spread,) = times(trace, Setting(4))
+
+    def all_on_the_last(
+        segments: Iterable[ColdSegment], workers: Sequence[WorkerView], combine: WorkerView, waiting: Sequence[int]
+    ) -> CapturePlan:
+        return CapturePlan(tuple(Assignment(one, workers[-1].worker_id, 0.0, 0.0, 0.0) for one in segments))
+
+    monkeypatch.setattr(schedule, "assign_captures", all_on_the_last)
+    (stacked,) = times(trace, Setting(4))
+    assert stacked > 3 * spread
+
+
+def test_rooms_that_do_not_add_up_are_found() -> None:
+    residency = Residency(["a", "b"], POLICIES["lru"], None)
+    residency.put("a", ColdSegment(b"x", 10, 100), Window(0.0, 0.0), 0.0)
+    residency.check_integrity()
+    residency.rooms["a"].used_bytes += 1
+    with pytest.raises(AssertionError, match="counts 101 bytes"):
+        residency.check_integrity()
+    residency.rooms["a"].used_bytes -= 1
+    del residency.rooms["a"].held[b"x"]
+    residency.rooms["a"].used_bytes = 0
+    with pytest.raises(AssertionError, match="holders"):
+        residency.check_integrity()
 
 
 def burst(seed: int) -> list[TraceRequest]:
