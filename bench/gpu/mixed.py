@@ -172,11 +172,12 @@ def _replay(rig: Rig, trace: Trace, bytes_of: _Sizes, capacity: int) -> _Caches:
 def _mean_cost(amounts: Sequence[int], sampled: int, cost: Callable[[int], float]) -> float:
     """The mean over a sample that is spread over the amounts of work.
 
-    Its middle runs once before, to compile, and its least three times, since a pass is recorded when it is met again.
+    All of it runs twice before: what its sizes need is compiled then, and passes are recorded when they are met again.
     """
     chosen = spread(amounts, sampled)
-    for warm in (chosen[len(chosen) // 2], *[chosen[0]] * 3):
-        cost(warm)
+    for _ in range(2):
+        for index in chosen:
+            cost(index)
     return mean(cost(index) for index in chosen)
 
 

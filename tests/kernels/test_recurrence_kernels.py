@@ -127,7 +127,10 @@ def test_a_recorded_walk_takes_over_others(rule: Rule, chunk_tokens: int, device
     if rule.every_channel and chunk_tokens == 64:
         pytest.skip("decays of every channel have short chunks alone")
     room = WalkRoom(tokens=96, parts=6, chunks=9, requests=2, kept=1, chunk_tokens=chunk_tokens)
-    fixed, recorded = kernels.FixedWalk(rule.every_channel, room, device), PartWalk((0, 96), (0, 1, 2))
+    fixed, recorded = (
+        kernels.FixedWalk(rule.every_channel, room, device, torch.float32, 12),
+        PartWalk((0, 96), (0, 1, 2)),
+    )
     fixed.prepare(recorded)
     starts = _states(2, shape, device)
     for walk, bodies, kept in (
@@ -234,7 +237,7 @@ def _in_fp64(inputs: RecurrenceInputs) -> RecurrenceInputs:
 def test_runs_in_bf16(shape: tuple[int, int, int], device: torch.device) -> None:
     """Long runs that go chunk by chunk through the state: states are as exact as of the same numbers widened, outputs rounded."""
     # The interpreter cuts bf16 numbers off where a GPU rounds them.
-    tolerance = 4e-5
+    tolerance = 1e-4
     drawn = _inputs(150, shape, Rule.GATED_DELTA, device)
     q, k, v = (each.bfloat16() for each in (drawn.q[:, ::2], drawn.k[:, ::2], drawn.v))
     shared = RecurrenceInputs(q, k, v, drawn.log_decay, drawn.beta)
@@ -262,3 +265,43 @@ def test_runs_in_bf16(shape: tuple[int, int, int], device: torch.device) -> None
     assert_close(walked.outputs.float(), known.outputs, 2e-2)
     assert_close(slots.held[slots.slots], known.states, tolerance)
     assert_close(walked.kept[1], known.kept[1], tolerance)
+
+
+@pytest.mark.parametrize("shape", [(4, 40, 72), (2, 128, 20), (2, 64, 64)], ids=str)
+def test_walk_in_bf16(shape: tuple[int, int, int], device: torch.device) -> None:
+    """As `test_walk`, chunk and body in one step; then the same walk as a recorded one, with room for more."""
+    tolerance = 1e-4
+    starts = _states(2, shape, device)
+    source = naive.scan(
+        _inputs(40, shape, Rule.GATED_DELTA, device),
+        (0, 20, 40),
+        0 * starts,
+        _identity(Rule.GATED_DELTA, shape, device),
+    )
+    assert source.transitions is not None
+    body = Body(source.transitions[0], source.states[0])
+    bodies = [body, None, Body(None, source.states[1]), body]
+    drawn = _inputs(112, shape, Rule.GATED_DELTA, device)
+    q, k, v = (each.bfloat16() for each in (drawn.q[:, ::2], drawn.k[:, ::2], drawn.v))
+    shared = RecurrenceInputs(q, k, v, drawn.log_decay, drawn.beta)
+    wide = RecurrenceInputs(q.float(), k.float(), v.float(), drawn.log_decay, drawn.beta).spread()
+    walk = PartWalk((0, 3, 70, 70, 100), (0, 2, 4))
+    slots, again = _slots(starts), _slots(starts)
+    starts[0] = 0.0
+    expected = naive.walk(wide[:100], walk, starts, bodies, (0, 2))
+    actual = kernels.walk(shared[slice(0, 100)], walk, slots, bodies, (0, 2))
+    room = WalkRoom(tokens=112, parts=6, chunks=12, requests=2, kept=2, chunk_tokens=16)
+    fixed, recorded = kernels.FixedWalk(False, room, device, torch.bfloat16, shape[1]), PartWalk((0, 112), (0, 1, 2))
+    fixed.prepare(recorded)
+    fixed.refill(walk, [body is not None for body in bodies], [0, 2])
+    replayed = kernels.walk(
+        shared, recorded, again, (), (0, 1), locate([own for own in bodies if own is not None], starts)
+    )
+    for moved, result, kept in ((slots, actual, (0, 2)), (again, replayed, (0, 1))):
+        assert_close(result.outputs[:100].float(), expected.outputs, 2e-2)
+        assert_close(moved.held[moved.slots], expected.states, tolerance)
+        assert torch.equal(moved.held[0], torch.full_like(starts[0], 7.0))
+        for known, own in zip((0, 2), kept, strict=True):
+            assert_close(result.kept[own], expected.kept[known], tolerance)
+    for wrong in ([None, None, bodies[2], body], [Body(None, body.end_state), *bodies[1:]]):
+        assert_far(naive.walk(wide[:100], walk, starts, wrong).states, slots.held[slots.slots], tolerance)

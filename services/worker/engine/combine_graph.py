@@ -62,7 +62,7 @@ def _up(count: int, step: int) -> int:
 def choose_combine_graphs(context: EngineContext) -> "CombineGraphs | None":
     """Recorded combines where kernels run all of them, alike in every layer, and read stored bodies as they are."""
     mixers, page_tokens = context.model.linear_mixers, context.pages.page_size
-    kinds = {(mixer.projection.decays_channels, mixer.shape.conv_taps) for mixer in mixers}
+    kinds = {(mixer.projection.decays_channels, mixer.shape.conv_taps, mixer.shape.key_dim) for mixer in mixers}
     takes_attention = all(
         takes_kernel(context.device, shape.key_dim, page_tokens) for shape in context.model.spec.pages
     )
@@ -108,7 +108,7 @@ class _Fixed:
         self._is_fresh = torch.zeros(requests, dtype=torch.bool, device=device)
         self._places = places
         self._walks: list[FixedWalk | FixedRows] = [
-            FixedWalk(of_channels, room, device),
+            FixedWalk(of_channels, room, device, context.memory.dtype, context.model.linear_mixers[0].shape.key_dim),
             FixedRows(context.model.spec.conv_history, room, device),
         ]
         self.batch = CombineBatch(

@@ -1,7 +1,8 @@
 """The recurrence on a GPU, states in fp32.
 
 Chunks are multiplied (`triton_products`) and folded (`triton_chunks`), then states carried over them (`triton_carry`). Runs
-without stored bodies between them go chunk by chunk instead (`triton_stream`), where the family and its dtype allow it.
+without stored bodies between them go chunk by chunk instead (`triton_stream`), others with their bodies (`triton_compose`),
+where the family and its dtype allow it.
 
 A decode step is one launch of its own, which moves states in their slots.
 """
@@ -19,6 +20,7 @@ from services.worker.ops.layout import Body, BodyAddresses, PartWalk, WalkRoom
 from services.worker.ops.recurrence.chunks import walk_chunk_tokens
 from services.worker.ops.recurrence.cuts import Cut, chunk_tokens
 from services.worker.ops.recurrence.triton_carry import NONE, Carried, Course, Stop, carry, course_columns, locate
+from services.worker.ops.recurrence.triton_compose import compose, composes, joins_bodies
 from services.worker.ops.recurrence.triton_stream import stream, streams
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, SlotStates, WalkResult
 from services.worker.ops.tiles import block
@@ -149,14 +151,17 @@ def walk(
             raise ValueError(f"nothing is prepared for this recorded walk: {key}")
         run_lengths = [end - begin for begin, end in pairwise(parts.cu_runs)]
         cut = Cut.of(parts.cu_runs, walk_chunk_tokens(run_lengths, inputs.log_decay.ndim == 3))
-        parts.prepared[key] = Course.of(cut, _walk_stops(parts, stored, kept_parts), states.held.device)
+        stops = _walk_stops(parts, stored, kept_parts)
+        parts.prepared[key] = Course.of(cut, stops, states.held.device, composes(inputs))
     course: Course = parts.prepared[key]
-    if addresses is None and not any(stored) and streams(inputs):
+    is_recorded = addresses is not None and not bodies
+    if not is_recorded and not any(stored) and streams(inputs):
         result = stream(inputs, course, states.read())
         states.write(result.states)
     else:
         places = locate([body for body in bodies if body is not None], states.held) if addresses is None else addresses
-        result = carry(inputs, course, states, None, places)
+        is_composed = composes(inputs)
+        result = compose(inputs, course, states, places) if is_composed else carry(inputs, course, states, None, places)
     return WalkResult(result.outputs, result.states, dict(zip(kept_parts, result.kept, strict=True)))
 
 
@@ -175,13 +180,18 @@ def _walk_stops(parts: PartWalk, stored: Sequence[bool], kept_parts: Sequence[in
 
 
 class FixedWalk:
-    """The walks of layers with decays of one kind in passes that are recorded once and replayed.
+    """The walks of a delta rule's layers of one kind in passes that are recorded once and replayed.
+
+    of_channels: decays of every key channel; dtype, key_dim: of the keys.
 
     `prepare` enters the course into the recorded walk, which names neither bodies nor runs and keeps as many states as its room.
     """
 
-    def __init__(self, of_channels: bool, room: WalkRoom, device: torch.device) -> None:
+    def __init__(
+        self, of_channels: bool, room: WalkRoom, device: torch.device, dtype: torch.dtype, key_dim: int
+    ) -> None:
         self._room = room
+        self._joins_bodies = joins_bodies(dtype, of_channels, key_dim)
         self._of_channels = of_channels
         steps = room.chunks + room.parts
         sizes = (room.chunks, room.chunks, room.requests + 1, room.requests, steps, steps, steps)
@@ -199,7 +209,7 @@ class FixedWalk:
             ValueError: it has more chunks or parts than there is room for.
         """
         cut = Cut.of(parts.cu_runs, self._room.chunk_tokens)
-        self._columns.refill(course_columns(cut, _walk_stops(parts, stored, kept_parts)))
+        self._columns.refill(course_columns(cut, _walk_stops(parts, stored, kept_parts), self._joins_bodies))
 
 
 def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -196,10 +196,12 @@ class Course:
         return len(self.bodies_from)
 
     @classmethod
-    def of(cls, cut: Cut, stops: Sequence[Sequence[Stop]], device: torch.device) -> "Course":
-        """The stops of every sequence, on the device in one transfer."""
+    def of(
+        cls, cut: Cut, stops: Sequence[Sequence[Stop]], device: torch.device, joins_bodies: bool = False
+    ) -> "Course":
+        """The stops of every sequence, on the device in one transfer; joins_bodies: see `course_columns`."""
         num_kept = sum(own.keep != NONE for sequence in stops for own in sequence)
-        return cls.over(send_columns(course_columns(cut, stops), device), cut.length, num_kept)
+        return cls.over(send_columns(course_columns(cut, stops, joins_bodies), device), cut.length, num_kept)
 
     @classmethod
     def over(cls, columns: Sequence[torch.Tensor], length: int, num_kept: int) -> "Course":
@@ -209,24 +211,26 @@ class Course:
         return cls(Tiling(starts, ends, length), cu_steps, bodies_from, chunk_of, body_of, keep_of, num_kept)
 
 
-def course_columns(cut: Cut, stops: Sequence[Sequence[Stop]]) -> list[Sequence[int]]:
-    """Starts and ends of chunks, then the columns of a `Course`."""
+def course_columns(cut: Cut, stops: Sequence[Sequence[Stop]], joins_bodies: bool = False) -> list[Sequence[int]]:
+    """Starts and ends of chunks, then the columns of a `Course`; joins_bodies: a body is no step of its own behind a chunk."""
     cu_steps, bodies_from, steps = [0], list[int](), list[tuple[int, int, int]]()
     for sequence in stops:
         begins = len(steps)
         for own in sequence:
-            begins += 0 if own.of_body else len(_steps(cut, own))
-            steps += _steps(cut, own)
+            taken = _steps(cut, own, joins_bodies)
+            begins += 0 if own.of_body else len(taken)
+            steps += taken
         bodies_from.append(begins)
         cu_steps.append(len(steps))
     return [cut.starts, cut.ends, cu_steps, bodies_from, *([step[field] for step in steps] for field in range(3))]
 
 
-def _steps(cut: Cut, stop: Stop) -> list[tuple[int, int, int]]:
+def _steps(cut: Cut, stop: Stop, joins_bodies: bool) -> list[tuple[int, int, int]]:
     """Chunk, body and kept place of every step of one stop; a state is kept behind the last."""
     steps = [(chunk, NONE, NONE) for chunk in cut.chunks_of(stop.run)]
     if stop.body != NONE:
-        steps.append((NONE, stop.body, NONE))
+        chunk = steps.pop()[0] if joins_bodies and steps else NONE
+        steps.append((chunk, stop.body, NONE))
     if stop.keep != NONE:
         chunk, body, _ = steps.pop() if steps else (NONE, NONE, NONE)
         steps.append((chunk, body, stop.keep))

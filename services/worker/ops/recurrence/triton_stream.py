@@ -18,21 +18,21 @@ from services.worker.ops.recurrence.triton_products import multiply
 from services.worker.ops.recurrence.types import RecurrenceInputs
 from services.worker.ops.tiles import block
 
-__all__ = ["stream", "streams"]
+__all__ = ["dot_split", "split", "stream", "streams"]
 
 # Columns of a state, or of a transition, that one program holds: twice as many where there are states of this many heads.
 _COLUMNS, _MANY_HEADS = 64, 256
 
 
 @triton.jit
-def _split(b_x):
+def split(b_x):
     """An fp32 tile as a sum of two in bf16."""
     high = b_x.to(tl.bfloat16)
     return high, (b_x - high.to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit
-def _dot(high, low, b_y, b_z):
+def dot_split(high, low, b_y, b_z):
     """`(high + low) · y + z`; y in bf16."""
     return tl.dot(low, b_y, tl.dot(high, b_y, b_z))
 
@@ -55,25 +55,25 @@ def _pass_chunk(
     p_k, m_k = o_l[:, None] * (Hk * K) + o_k[None, :], m_t[:, None] & (o_k < K)[None, :]
     b_k = tl.load(k + key + p_k, mask=m_k, other=0.0)
     b_g = tl.load(enters + row + p_g, mask=m_t, other=0.0)[None, :]
-    h_high, h_low = _split(b_h)
-    b_y = -b_g * _dot(h_high, h_low, tl.trans(b_k), tl.zeros([BV, L], dtype=tl.float32))
+    h_high, h_low = split(b_h)
+    b_y = -b_g * dot_split(h_high, h_low, tl.trans(b_k), tl.zeros([BV, L], dtype=tl.float32))
     if OF_STATE:
         b_q = tl.load(q + key + p_k, mask=m_k, other=0.0)
         b_o = b_g * tl.dot(h_high, tl.trans(b_q))
         p_v, m_v = o_l[:, None] * (H * V) + o_c[None, :], m_t[:, None] & (o_c < V)[None, :]
         b_y += tl.trans(tl.load(v + row * V + p_v, mask=m_v, other=0.0)).to(tl.float32)
-    y_high, y_low = _split(b_y)
+    y_high, y_low = split(b_y)
     b_i = tl.load(inverses + row * L + p_s, mask=m_t[:, None], other=0.0)
-    b_u = _dot(y_high, y_low, tl.trans(b_i), tl.zeros([BV, L], dtype=tl.float32))
+    b_u = dot_split(y_high, y_low, tl.trans(b_i), tl.zeros([BV, L], dtype=tl.float32))
     b_i = tl.load(inverses + low + row * L + p_s, mask=m_t[:, None], other=0.0)
     b_u = tl.dot(y_high, tl.trans(b_i), b_u)
     if OF_STATE:
         b_s = tl.load(scores + row * L + p_s, mask=m_t[:, None], other=0.0)
         b_o = tl.dot(b_u.to(tl.bfloat16), tl.trans(b_s), b_o)
         tl.store(outputs + row * V + p_v, tl.trans(b_o.to(outputs.dtype.element_ty)), mask=m_v)
-    w_high, w_low = _split(b_u * tl.load(rests + row + p_g, mask=m_t, other=0.0)[None, :])
+    w_high, w_low = split(b_u * tl.load(rests + row + p_g, mask=m_t, other=0.0)[None, :])
     b_d = tl.load(decays + i_m * H + i_h)
-    return _dot(w_high, w_low, b_k, b_h * tl.where(is_chunk, b_d, 1.0))
+    return dot_split(w_high, w_low, b_k, b_h * tl.where(is_chunk, b_d, 1.0))
 
 
 @triton.jit
