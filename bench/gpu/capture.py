@@ -67,7 +67,7 @@ def _scan(
     cu_runs: Sequence[int],
     seam_tokens: Sequence[int],
     states: torch.Tensor,
-    transitions: torch.Tensor,
+    transitions: torch.Tensor | None,
     prepared: dict[str, Any] | None = None,
 ) -> CaptureResult:
     """As `recurrence.capture`, with what was given for the transitions."""
@@ -77,7 +77,7 @@ def _scan(
         result = triton.scan(inputs, cu_runs, states, None, prepared)
     else:
         result = chunked.scan(inputs, cu_runs, states, None)
-    return CaptureResult(result.outputs, result.states, states, transitions)
+    return CaptureResult(result.outputs, result.states, states, states if transitions is None else transitions)
 
 
 def _leave(mixer: LinearMixer, carries: Sequence[LinearCarry], firsts: Sequence[int]) -> list[LinearPlane]:

@@ -80,6 +80,9 @@ def test_capture(seams: tuple[int, int], rule: Rule, device: torch.device) -> No
     assert_close(actual.seam_states, expected.seam_states, TOLERANCE)
     assert_close(actual.transitions, expected.transitions, TOLERANCE)
     assert_far(naive.capture(inputs, cu_runs, (0, 0), starts, given).transitions, actual.transitions, TOLERANCE)
+    fresh, known = (form.capture(inputs, cu_runs, seams, starts, None) for form in (kernels, naive))
+    assert_close(fresh.transitions, known.transitions, TOLERANCE)
+    assert_close(fresh.transitions, 2.0 * actual.transitions, TOLERANCE)
 
 
 def test_runs_of_no_token(rule: Rule, device: torch.device) -> None:
@@ -256,6 +259,8 @@ def test_runs_in_bf16(shape: tuple[int, int, int], device: torch.device) -> None
         assert_far(getattr(expected, name).bfloat16().float(), getattr(actual, name), tolerance)
     assert_far(naive.capture(wide, cu_runs, (0, 0, 0), starts, given).transitions, actual.transitions, tolerance)
     walk = PartWalk((0, 70, 70, 150), (0, 2, 3))
+    fresh = kernels.capture(shared, cu_runs, seams, starts, None)
+    assert_close(fresh.transitions, 2.0 * actual.transitions, tolerance)
     slots = _slots(starts[:2])
     starts[0] = 0.0
     walked, known = (

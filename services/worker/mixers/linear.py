@@ -86,7 +86,7 @@ class LinearMixer:
             batch.walk.cu_runs,
             batch.seam_tokens,
             _stack([carry.state for carry in carries]),
-            _stack(_transitions(self.shape, carries)),
+            _transitions(self.shape, carries),
             batch.walk.prepared,
         )
         bounds = inputs.log_bound
@@ -183,7 +183,9 @@ def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(tensors))
 
 
-def _transitions(shape: StateShape, carries: Sequence[LinearCarry]) -> list[torch.Tensor]:
-    """The transitions so far; bodies that have not begun start from the identity."""
+def _transitions(shape: StateShape, carries: Sequence[LinearCarry]) -> torch.Tensor | None:
+    """The transitions so far, `[n, …]`; None where no body has begun, others begin with the identity."""
+    if all(carry.transition is None for carry in carries):
+        return None
     identity = shape.identity(carries[0].state.device)
-    return [identity if carry.transition is None else carry.transition for carry in carries]
+    return torch.stack([identity if carry.transition is None else carry.transition for carry in carries])

@@ -13,8 +13,8 @@ from services.worker.ops.tiles import block
 
 __all__ = ["keep"]
 
-# Columns of an end state that one program works out; rows of log bounds, and numbers of a tail, that it takes at once.
-_COLUMNS, _ROWS, _NUMBERS = 64, 64, 1024
+# Rows and columns of an end state that one program works out; rows of log bounds, and numbers of a tail, that it takes at once.
+_TILE, _ROWS, _NUMBERS = 64, 64, 1024
 
 
 @triton.jit
@@ -37,29 +37,31 @@ def _copy(source, target, first, end, BN: tl.constexpr):
 def _keep_kernel(
     addresses, tokens, like_state, like_tail, tail_size,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, DENSE: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, ALIGNED: tl.constexpr,
+    BK: tl.constexpr, BR: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one body: a block of columns of its end state; beside the first of them the rest.
+    """One head of one body: a tile of its end state, and rows of the transition; beside the first tile the rest.
 
     A transition is `[K, K]` where DENSE, else `[ROWS, 1]`. addresses `[R, 9]`: those of `PassedBody`, then of `BodyPlanes`.
     """
-    i_c, i_h, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    i_c, i_h, i_r = tl.program_id(0) % tl.cdiv(V, BV), tl.program_id(1), tl.program_id(2)
+    i_k = tl.program_id(0) // tl.cdiv(V, BV)
     addresses += i_r * 9
-    o_k, o_c = tl.arange(0, BK), i_c * BV + tl.arange(0, BV)
-    m_k, is_first = o_k < K, i_c == 0
-    p_h, m_h = i_h * K * V + o_k[:, None] * V + o_c[None, :], m_k[:, None] & (o_c < V)[None, :]
-    b_s = tl.load(_at(addresses, 1, like_state, ALIGNED) + p_h, mask=m_h, other=0.0)
+    o_k, o_r, o_c = tl.arange(0, BK), i_k * BR + tl.arange(0, BR), i_c * BV + tl.arange(0, BV)
+    m_k, m_r, m_c, is_first = o_k < K, o_r < K, (o_c < V)[None, :], tl.program_id(0) == 0
+    p_h, m_h = i_h * K * V + o_r[:, None] * V + o_c[None, :], m_r[:, None] & m_c
     b_e = tl.load(_at(addresses, 2, like_state, ALIGNED) + p_h, mask=m_h, other=0.0)
+    seam = _at(addresses, 1, like_state, ALIGNED)
     source, target = _at(addresses, 0, like_state, ALIGNED), _at(addresses, 5, like_state, ALIGNED)
     if DENSE:
-        p_t, m_t = i_h * K * K + o_k[:, None] * K + o_k[None, :], m_k[:, None] & m_k[None, :]
+        p_t, m_t = i_h * K * K + o_r[:, None] * K + o_k[None, :], m_r[:, None] & m_k[None, :]
         b_t = tl.load(source + p_t, mask=m_t, other=0.0)
-        tl.store(target + p_t, b_t, mask=m_t & is_first)
-        b_e -= tl.dot(b_t, b_s, input_precision="tf32x3")
+        tl.store(target + p_t, b_t, mask=m_t & (i_c == 0))
+        p_s = i_h * K * V + o_k[:, None] * V + o_c[None, :]
+        b_e -= tl.dot(b_t, tl.load(seam + p_s, mask=m_k[:, None] & m_c, other=0.0), input_precision="tf32x3")
     else:
-        b_t = tl.load(source + i_h * ROWS + (o_k if ROWS > 1 else 0 * o_k), mask=m_k, other=0.0)
-        tl.store(target + i_h * ROWS + o_k, b_t, mask=(o_k < ROWS) & is_first)
-        b_e -= b_t[:, None] * b_s
+        b_t = tl.load(source + i_h * ROWS + (o_r if ROWS > 1 else 0 * o_r), mask=m_r, other=0.0)
+        tl.store(target + i_h * ROWS + o_r, b_t, mask=(o_r < ROWS) & (i_c == 0))
+        b_e -= b_t[:, None] * tl.load(seam + p_h, mask=m_h, other=0.0)
     tl.store(_at(addresses, 6, like_state, ALIGNED) + p_h, b_e, mask=m_h)
     if is_first:
         share = tl.cdiv(tail_size, H * BN) * BN
@@ -99,9 +101,10 @@ def _launch(given: Sequence[Sequence[torch.Tensor]], kept: Sequence[Sequence[tor
     sent = torch.empty(10 * len(given), dtype=torch.int64, device=state.device)
     send_into(sent, torch.tensor([place for own in addresses for place in own] + tokens))
     (heads, rows, columns), (_, key_dim, value_dim) = transition.shape, state.shape
-    width = min(_COLUMNS, block(value_dim))
-    _keep_kernel[(triton.cdiv(value_dim, width), heads, len(given))](
+    height, width = min(_TILE, block(key_dim)), min(_TILE, block(value_dim))
+    _keep_kernel[(triton.cdiv(key_dim, height) * triton.cdiv(value_dim, width), heads, len(given))](
         sent, sent[9 * len(given) :], state, tail, tail.numel(),
-        H=heads, K=key_dim, V=value_dim, ROWS=rows, DENSE=columns > 1, BK=block(key_dim), BV=width, BN=_NUMBERS, BT=_ROWS,
+        H=heads, K=key_dim, V=value_dim, ROWS=rows, DENSE=columns > 1, BK=block(key_dim), BR=height, BV=width,
+        BN=_NUMBERS, BT=_ROWS,
         ALIGNED=all(place % BODY_ALIGNMENT == 0 for own in addresses for place in own), num_warps=4,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from services.worker.ops.layout import Body, PartWalk
 from services.worker.ops.recurrence import lockstep
 from services.worker.ops.recurrence.chunks import CHUNK_TOKENS, Tiling, prepare, tile
-from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
+from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult, identities
 
 __all__ = ["CHUNK_TOKENS", "capture", "scan", "step", "walk"]
 
@@ -113,11 +113,12 @@ def capture(
     cu_runs: Sequence[int],
     seam_tokens: Sequence[int],
     states: torch.Tensor,
-    transitions: torch.Tensor,
+    transitions: torch.Tensor | None,
 ) -> CaptureResult:
     """As `naive.capture`: all seams together, then all bodies."""
     inputs = inputs.spread()
-    outputs, end_states, end_transitions = torch.empty_like(inputs.v), states.clone(), transitions.clone()
+    begun = identities(inputs, len(states)) if transitions is None else transitions
+    outputs, end_states, end_transitions = torch.empty_like(inputs.v), states.clone(), begun.clone()
     splits = [start + seam for start, seam in zip(cu_runs[:-1], seam_tokens, strict=True)]
     seams = _present([range(*run) for run in zip(cu_runs[:-1], splits, strict=True)], outputs.device)
     if seams is not None:

@@ -27,7 +27,7 @@ def capture(
     cu_runs: Sequence[int],
     seam_tokens: Sequence[int],
     states: torch.Tensor,
-    transitions: torch.Tensor,
+    transitions: torch.Tensor | None,
     prepared: dict[str, Any] | None = None,
 ) -> CaptureResult:
     """As `naive.capture`; prepared: what kernels work out from the runs alone, for other layers to find."""

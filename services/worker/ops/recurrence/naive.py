@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from services.worker.ops.layout import Body, PartWalk
-from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult
+from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, WalkResult, identities
 
 __all__ = ["capture", "scan", "step", "walk"]
 
@@ -56,17 +56,18 @@ def capture(
     cu_runs: Sequence[int],
     seam_tokens: Sequence[int],
     states: torch.Tensor,
-    transitions: torch.Tensor,
+    transitions: torch.Tensor | None,
 ) -> CaptureResult:
-    """As `scan`, where the first `seam_tokens` of each run take no part in its transition."""
+    """As `scan`, where the first `seam_tokens` of each run take no part in its transition; None: they begin with the identity."""
     inputs = inputs.spread()
     outputs = torch.empty_like(inputs.v)
-    seam_states, end_states, end_transitions = states.clone(), states.clone(), transitions.clone()
+    begun = identities(inputs, len(states)) if transitions is None else transitions
+    seam_states, end_states, end_transitions = states.clone(), states.clone(), begun.clone()
     for run, seam in enumerate(seam_tokens):
         start, end = cu_runs[run], cu_runs[run + 1]
         before = scan(inputs[start : start + seam], (0, seam), states[run : run + 1], None)
         body = inputs[start + seam : end]
-        behind = scan(body, (0, end - start - seam), before.states, transitions[run : run + 1])
+        behind = scan(body, (0, end - start - seam), before.states, begun[run : run + 1])
         outputs[start : start + seam], outputs[start + seam : end] = before.outputs, behind.outputs
         seam_states[run], end_states[run] = before.states[0], behind.states[0]
         if behind.transitions is not None:

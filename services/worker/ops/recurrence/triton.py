@@ -22,7 +22,14 @@ from services.worker.ops.recurrence.cuts import Cut, chunk_tokens
 from services.worker.ops.recurrence.triton_carry import NONE, Carried, Course, Stop, carry, course_columns, locate
 from services.worker.ops.recurrence.triton_compose import compose, composes, joins_bodies
 from services.worker.ops.recurrence.triton_stream import stream, streams
-from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, ScanResult, SlotStates, WalkResult
+from services.worker.ops.recurrence.types import (
+    CaptureResult,
+    RecurrenceInputs,
+    ScanResult,
+    SlotStates,
+    WalkResult,
+    identities,
+)
 from services.worker.ops.tiles import block
 
 __all__ = ["FixedWalk", "capture", "scan", "step", "walk"]
@@ -79,8 +86,10 @@ def scan(
     course: Course = prepared[key]
     columns = None
     if transitions is not None and inputs.beta is not None:
-        columns = transitions.clone(memory_format=torch.contiguous_format)
-    result = _pass(inputs, course, states.clone(memory_format=torch.contiguous_format), columns)
+        columns = _own(transitions)
+    own = _own(states)
+    passed = stream if streams(inputs) else _carry_alone
+    result = passed(inputs, course, own, columns)
     if transitions is not None and inputs.beta is None:
         columns = transitions * _decays(inputs, cu_runs, transitions.shape[-2])
     return ScanResult(result.outputs, result.states, columns)
@@ -91,7 +100,7 @@ def capture(
     cu_runs: Sequence[int],
     seam_tokens: Sequence[int],
     states: torch.Tensor,
-    transitions: torch.Tensor,
+    transitions: torch.Tensor | None,
     prepared: dict[str, Any] | None = None,
 ) -> CaptureResult:
     """As `naive.capture`, fp32 on a GPU: seams, bodies and transitions in one launch.
@@ -107,20 +116,34 @@ def capture(
         stops = [[Stop(2 * run, keep=run, of_body=False), Stop(2 * run + 1)] for run in runs]
         prepared[key] = Course.of(Cut.of(cu_halves, chunk_tokens(inputs)), stops, states.device)
     course: Course = prepared[key]
-    if inputs.beta is None:
-        bodies = slice(1, None, 2)
-        columns = transitions * _decays(inputs, cu_halves, transitions.shape[-2])[bodies]
-        result = _pass(inputs, course, states.clone(memory_format=torch.contiguous_format), None)
-    else:
-        columns = transitions.clone(memory_format=torch.contiguous_format)
-        result = _pass(inputs, course, states.clone(memory_format=torch.contiguous_format), columns)
-    return CaptureResult(result.outputs, result.states, result.kept, columns)
-
-
-def _pass(inputs: RecurrenceInputs, course: Course, states: torch.Tensor, columns: torch.Tensor | None) -> Carried:
-    """States, and transition columns where given, over chunks alone; both in place."""
+    own = _own(states)
     if streams(inputs):
-        return stream(inputs, course, states, columns)
+        columns = _columns(states) if transitions is None else _own(transitions)
+        result = stream(inputs, course, own, columns, from_identity=transitions is None)
+        return CaptureResult(result.outputs, own, result.kept, columns)
+    begun = identities(inputs, len(runs)) if transitions is None else transitions
+    if inputs.beta is None:
+        result = _carry_alone(inputs, course, own, None)
+        columns = begun * _decays(inputs, cu_halves, begun.shape[-2])[1::2]
+    else:
+        columns = _own(begun)
+        result = _carry_alone(inputs, course, own, columns)
+    return CaptureResult(result.outputs, own, result.kept, columns)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _columns(states: torch.Tensor) -> torch.Tensor:
+    """Room for the transitions of states."""
+    return states.new_empty(*states.shape[:3], states.shape[2])
+
+
+def _carry_alone(
+    inputs: RecurrenceInputs, course: Course, states: torch.Tensor, columns: torch.Tensor | None
+) -> Carried:
+    """States, and transition columns where given, over chunks without stored bodies; both in place."""
     slots = torch.arange(len(states), device=states.device)
     return carry(inputs, course, SlotStates(states, slots), columns, locate((), states))
 

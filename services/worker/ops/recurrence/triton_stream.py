@@ -81,7 +81,7 @@ def _stream_kernel(
     q, k, v, scores, inverses, enters, rests, decays, starts, ends, cu_steps, bodies_from, chunk_of, keep_of,
     states, columns, outputs, kept, num_state_blocks, low,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, L: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    REPEATS: tl.constexpr, COLUMNS: tl.constexpr,
+    REPEATS: tl.constexpr, COLUMNS: tl.constexpr, FROM_IDENTITY: tl.constexpr,
 ):  # fmt: skip
     """One sequence, one head, one block of columns of its state, or of its transition behind them, which begins with its body."""
     i_c, i_h, i_r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -105,7 +105,9 @@ def _stream_kernel(
         o_c = (i_c - num_state_blocks) * BV + tl.arange(0, BV)
         p_h, m_h = o_c[:, None] + o_k[None, :] * K, (o_c < K)[:, None] & (o_k < K)[None, :]
         at_home = columns + (i_r * H + i_h) * K * K
-        b_h = tl.load(at_home + p_h, mask=m_h, other=0.0)
+        b_h = (o_c[:, None] == o_k[None, :]).to(tl.float32)
+        if not FROM_IDENTITY:
+            b_h = tl.load(at_home + p_h, mask=m_h, other=0.0)
         for i_s in range(tl.load(bodies_from + i_r), end_step):
             b_h = _pass_chunk(
                 b_h, q, k, v, scores, inverses, enters, rests, decays, starts, ends, outputs,
@@ -120,9 +122,16 @@ def streams(inputs: RecurrenceInputs) -> bool:
 
 
 def stream(
-    inputs: RecurrenceInputs, course: Course, states: torch.Tensor, columns: torch.Tensor | None = None
+    inputs: RecurrenceInputs,
+    course: Course,
+    states: torch.Tensor,
+    columns: torch.Tensor | None = None,
+    from_identity: bool = False,
 ) -> Carried:
-    """As `triton_carry.carry`, over sequences without stored bodies."""
+    """States `[R, H, K, V]`, and transition columns `[R, H, K, K]` where given, both in place, over chunks alone.
+
+    from_identity: columns begin with the identity, whatever stands in them.
+    """
     heads, key_dim, value_dim = states.shape[1:]
     gated = multiply(inputs, course.tiling, in_bf16=True)
     kept = states.new_empty(max(1, course.num_kept), heads, key_dim, value_dim)
@@ -137,6 +146,7 @@ def stream(
             course.tiling.starts, course.tiling.ends, course.cu_steps, course.bodies_from, course.chunk_of, course.keep_of,
             states, states if columns is None else columns, outputs, kept, state_blocks, gated.scores.numel(),
             H=heads, K=key_dim, V=value_dim, L=course.tiling.length, BK=block(key_dim), BV=width,
-            REPEATS=inputs.repeats, COLUMNS=columns is not None, num_warps=8 if width > _COLUMNS else 4, num_stages=2,
+            REPEATS=inputs.repeats, COLUMNS=columns is not None, FROM_IDENTITY=from_identity,
+            num_warps=8 if width > _COLUMNS else 4, num_stages=2,
         )  # fmt: skip
     return Carried(outputs, states, kept[: course.num_kept])

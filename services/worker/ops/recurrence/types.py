@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["CaptureResult", "RecurrenceInputs", "ScanResult", "SlotStates", "WalkResult"]
+__all__ = ["CaptureResult", "RecurrenceInputs", "ScanResult", "SlotStates", "WalkResult", "identities"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +105,11 @@ class SlotStates:
     def write(self, states: torch.Tensor) -> None:
         """What they end with."""
         self.held[self.slots] = states
+
+
+def identities(inputs: RecurrenceInputs, count: int) -> torch.Tensor:
+    """The transitions of runs without tokens: `[n, H, K, K]`, or where nothing is erased `[n, H, K, 1]` or `[n, H, 1, 1]`."""
+    heads, key_dim, like = inputs.v.shape[1], inputs.k.shape[-1], inputs.log_decay
+    if inputs.beta is None:
+        return like.new_ones(count, heads, key_dim if like.ndim == 3 else 1, 1)
+    return torch.eye(key_dim, dtype=like.dtype, device=like.device).expand(count, heads, key_dim, key_dim)
