@@ -13,8 +13,10 @@ from services.worker.ops.tiles import block
 
 __all__ = ["keep"]
 
-# Rows and columns of an end state that one program works out; rows of log bounds, and numbers of a tail, that it takes at once.
-_TILE, _ROWS, _NUMBERS = 64, 64, 1024
+# Rows and columns of an end state that one program works out, and its warps.
+_HEIGHT, _WIDTH, _WARPS = 64, 64, 4
+# Rows of log bounds, and numbers of a tail, that it takes at once.
+_ROWS, _NUMBERS = 64, 1024
 
 
 @triton.jit
@@ -101,10 +103,10 @@ def _launch(given: Sequence[Sequence[torch.Tensor]], kept: Sequence[Sequence[tor
     sent = torch.empty(10 * len(given), dtype=torch.int64, device=state.device)
     send_into(sent, torch.tensor([place for own in addresses for place in own] + tokens))
     (heads, rows, columns), (_, key_dim, value_dim) = transition.shape, state.shape
-    height, width = min(_TILE, block(key_dim)), min(_TILE, block(value_dim))
+    height, width = min(_HEIGHT, block(key_dim)), min(_WIDTH, block(value_dim))
     _keep_kernel[(triton.cdiv(key_dim, height) * triton.cdiv(value_dim, width), heads, len(given))](
         sent, sent[9 * len(given) :], state, tail, tail.numel(),
         H=heads, K=key_dim, V=value_dim, ROWS=rows, DENSE=columns > 1, BK=block(key_dim), BR=height, BV=width,
         BN=_NUMBERS, BT=_ROWS,
-        ALIGNED=all(place % BODY_ALIGNMENT == 0 for own in addresses for place in own), num_warps=4,
+        ALIGNED=all(place % BODY_ALIGNMENT == 0 for own in addresses for place in own), num_warps=_WARPS,
     )  # fmt: skip
