@@ -86,9 +86,9 @@ def _source(result: ResultFile) -> str:
     return (
         f"bench/results/gpu.json ({result.device}, {result.date}, commit {result.commit}), by `python -m bench.cluster h200`: "
         "captures are its passes, none slower than a longer one; a live token the slope of its full recomputes of 512 and "
-        "8,192 tokens, a segment the slope of its all-hit prompts of 16 and 64 segments, the pass what is left of the first. same_host: through pinned host "
-        "memory, at the rate of its copies from there to the card. other_host: a gRPC stream between two processes, measured "
-        "on loopback. The latency of same_host and workers_per_host are assumed."
+        "8,192 tokens, a segment the slope of its all-hit prompts of 16 and 64 segments, the pass what is left of the first. "
+        "same_host: through pinned host memory, at the rate of its copies from there to the card. other_host: a gRPC stream "
+        "between two processes, measured on loopback. The latency of same_host and workers_per_host are assumed."
     )
 
 
