@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from services.router.domain.tenancy import hash_key
 from tests.e2e.stack.asking import CHAT, Answer, ask, body, document
+from tests.e2e.stack.callers import Client, client_of, key_sections, secret_of
 from tests.e2e.stack.served import ServedStack, wait_until
 
 KEYS = {
@@ -28,27 +28,7 @@ QUOTAS = "[tenants.small]\nmax_requests_in_flight = 1\nmax_state_bytes = 1000\n"
 
 
 def key_file(*names: str) -> str:
-    sections = (
-        f'[[keys]]\nname = "{name}"\ntenant = "{KEYS[name][0]}"\nscopes = [{KEYS[name][1]}]\n'
-        f'sha256 = "{hash_key(f"secret of {name}").hex()}"\n'
-        for name in names
-    )
-    return QUOTAS + "".join(sections)
-
-
-@dataclass(slots=True)
-class Client:
-    """A caller with a key; what `ask` needs of a stack."""
-
-    model: str
-    base_url: str
-    http: httpx2.Client
-
-    def call(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 # arguments of httpx2
-        response = self.http.request(method, path, **more)
-        assert response.status_code == 200, response.text
-        answer: dict[str, Any] = response.json()
-        return answer
+    return QUOTAS + key_sections({name: KEYS[name] for name in names})
 
 
 class Guarded:
@@ -58,12 +38,7 @@ class Guarded:
         self.stack = stack
         self.path = path
         self.log = log
-        self.clients = {name: self._client(name) for name in KEYS}
-
-    def _client(self, name: str) -> Client:
-        headers = {"authorization": f"Bearer secret of {name}"}
-        http = httpx2.Client(base_url=self.stack.base_url, timeout=60, headers=headers)
-        return Client(self.stack.model, self.stack.base_url, http)
+        self.clients = {name: client_of(name, stack.model, stack.base_url) for name in KEYS}
 
     def __getitem__(self, name: str) -> Client:
         return self.clients[name]
@@ -249,8 +224,8 @@ def test_no_secret_is_logged(guarded: Guarded) -> None:
     log = guarded.log.read_text()
     assert "api_keys_reloaded" in log
     for name in KEYS:
-        assert f"secret of {name}" not in log
-        assert hash_key(f"secret of {name}").hex() not in log
+        assert secret_of(name) not in log
+        assert hash_key(secret_of(name)).hex() not in log
 
 
 def test_an_address_for_others_needs_keys(checkpoint: Path) -> None:
