@@ -34,8 +34,13 @@ class CacheSettings(ServiceSettings):
     redis_prefix: str = Field(default="hypic", pattern=r"^[^{}]+$", description="Start of every key in Redis.")
     secret: SecretStr | None = Field(
         default=None,
-        description="Secret behind keys and receipts. Without one, a memory directory makes a random secret "
-        "and restores nothing after a restart.",
+        description="Secret behind keys and receipts; every restart must have the same. Without one, a memory directory "
+        "makes a random one.",
+    )
+    journal_file: Path | None = Field(
+        default=None,
+        description="File in which a memory directory keeps registered documents, pins and invalidations through "
+        "restarts. Without it, nothing that was stored before a restart is used again.",
     )
     budget_bytes: int = Field(default=2 << 30, gt=0, description="Bytes that all published copies together may hold.")
     namespace_budget_bytes: int = Field(
@@ -64,8 +69,12 @@ class CacheSettings(ServiceSettings):
         if self.secret is None:
             if self.directory == "redis":
                 raise ValueError("secret is required with directory=redis: every replica and restart must share it")
+            if self.journal_file is not None:
+                raise ValueError("secret is required with journal_file: what it holds is named under the secret")
         elif len(self.secret.get_secret_value()) < _MIN_SECRET_LENGTH:
             raise ValueError(f"secret must have at least {_MIN_SECRET_LENGTH} characters")
+        if self.directory == "redis" and self.journal_file is not None:
+            raise ValueError("journal_file is for directory=memory; Redis keeps its own, leave it out")
         return self
 
     def limits(self) -> Limits:

@@ -238,10 +238,20 @@ class DirectoryModel:
         """Registrations end."""
         self.records = {name: record for name, record in self.records.items() if name not in names}
 
-    def lose_memory(self) -> None:
-        """The directory restarts empty, and every living worker's receipts bring its copies back."""
-        self.leases, self.pins, self.records = {}, set(), {}
-        self.clock, self.seen, self.sightings, self.pinned = 0.0, {}, {}, set()
+    def lose_everything(self) -> None:
+        """The directory restarts without any memory, and takes nothing back."""
+        self.lose_documents()
+        self.restart()
+        self.entries = []
+
+    def lose_documents(self) -> None:
+        """Registrations and pins of scopes are forgotten."""
+        self.records, self.pinned = {}, set()
+
+    def restart(self) -> None:
+        """Leases, tickets and uses are forgotten, and every living worker's receipts bring its copies back."""
+        self.leases, self.pins = {}, set()
+        self.clock, self.seen, self.sightings = 0.0, {}, {}
         for ticket in self.tickets:
             ticket.ended = ticket.ended if ticket.ended == "published" else "lost"
         for entry in self.entries:

@@ -119,19 +119,27 @@ async def test_a_part_from_cold_to_hit(service: Service) -> None:
         await service.stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=DEADLINE_SECONDS)
 
 
-async def test_a_restarted_service_is_rebuilt_by_heartbeats(service: Service) -> None:
-    await service.beat()
-    planned = (await service.plan()).entries[0]
-    receipt = (await service.publish(planned)).receipt
-    resident = pb.ResidentEntry(key=planned.key, tier="gpu", receipt=receipt)
-    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET)
-    async with running(settings) as restarted:
+async def test_a_restarted_service_is_rebuilt_by_heartbeats(tmp_path: Path) -> None:
+    """Over its journal and under its secret; another one takes nothing back."""
+
+    def settings(**more: object) -> CacheSettings:
+        return CacheSettings.from_environment(listen_address="127.0.0.1:0", **more)
+
+    kept = settings(secret=SECRET, journal_file=tmp_path / "journal")
+    async with running(kept) as service:
+        await service.beat()
+        await service.register(tags=["hr"])
+        planned = (await service.plan()).entries[0]
+        receipt = (await service.publish(planned)).receipt
+        resident = pb.ResidentEntry(key=planned.key, tier="gpu", receipt=receipt)
+    async with running(kept) as restarted:
         assert list((await restarted.beat(resident)).drop_keys) == []
         hit = (await restarted.plan()).entries[0]
         assert (hit.outcome, hit.holders[0].tier) == (pb.PLAN_OUTCOME_HIT, "gpu")
-    other = CacheSettings.from_environment(listen_address="127.0.0.1:0")
-    async with running(other) as stranger:
-        assert list((await stranger.beat(resident)).drop_keys) == [planned.key]
+        assert (await restarted.register(tags=["hr"])).outcome == pb.REGISTER_OUTCOME_UNCHANGED
+    for strange in (settings(), settings(secret=SECRET), settings(secret=SECRET, journal_file=tmp_path / "other")):
+        async with running(strange) as stranger:
+            assert list((await stranger.beat(resident)).drop_keys) == [planned.key]
 
 
 @pytest.mark.parametrize(
@@ -353,3 +361,19 @@ def test_a_bad_setting_ends_the_process_with_status_2() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "secret" in done.stderr
+
+
+def test_a_journal_that_cannot_be_used_ends_the_process_with_status_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environment = {
+        **os.environ,
+        "HYPIC_CACHE_LISTEN_ADDRESS": "127.0.0.1:0",
+        "HYPIC_CACHE_SECRET": SECRET,
+        "HYPIC_CACHE_JOURNAL_FILE": str(tmp_path / "file" / "journal"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-c", "from services.cache.bootstrap import main; main()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "HYPIC_CACHE_JOURNAL_FILE" in done.stderr
+    assert "Traceback" not in done.stderr

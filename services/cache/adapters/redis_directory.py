@@ -6,6 +6,7 @@ one slot of a cluster. The instance must not evict (`maxmemory-policy noeviction
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -131,13 +132,14 @@ class RedisDirectory(Directory):
             worker=order.worker_id,
             tier=order.tier,
             size=order.size_bytes,
+            life=secrets.token_hex(8),
         )
         if outcome == "unknown_worker":
             raise UnknownWorkerError(order.worker_id)
         if outcome != PublishOutcome.ACCEPTED:
             return PublishReply(PublishOutcome(outcome))
-        *description, num_evicted, drop_keys = details
-        record = codec.record(order.key, *description)
+        description, num_evicted, drop_keys = details
+        record = codec.record(description)
         return PublishReply(PublishOutcome.ACCEPTED, codec.keys(drop_keys), num_evicted, record)
 
     @override
@@ -185,7 +187,7 @@ class RedisDirectory(Directory):
     @override
     async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:
         return codec.keys(
-            await self._run("restore", worker=worker_id, records=[codec.described(claim) for claim in claims])
+            await self._run("restore", worker=worker_id, records=[codec.claimed(claim) for claim in claims])
         )
 
     @override

@@ -6,6 +6,7 @@ CacheError
 ├── UnknownWorkerError         a worker publishes without a live heartbeat
 ├── StaleEpochsError           an invalidation came between key derivation and plan
 ├── DirectoryUnavailableError  the directory's store cannot be reached in time
+├── JournalError               the journal of an in-memory directory cannot be used
 └── IntegrityError             the directory contradicts itself
 """
 
@@ -16,6 +17,7 @@ __all__ = [
     "DirectoryUnavailableError",
     "IntegrityError",
     "InvalidOrderError",
+    "JournalError",
     "StaleEpochsError",
     "UnknownLeaseError",
     "UnknownWorkerError",
@@ -54,6 +56,10 @@ class StaleEpochsError(CacheError):
 
 class DirectoryUnavailableError(CacheError):
     """The directory's store cannot be reached in time; parts are to be computed live."""
+
+
+class JournalError(CacheError):
+    """The service cannot start over its journal; the message says why, and what to do."""
 
 
 class IntegrityError(CacheError):

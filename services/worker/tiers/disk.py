@@ -1,6 +1,5 @@
 """Blobs as files of one directory. A file appears under its name only when it is whole, and is there after a restart."""
 
-import fcntl
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from services.blob.planes import Buffer
 from services.blob.reader import BlobSource
+from services.common.files import open_private, own_file, sync_directory, write_synchronised
 from services.worker.tiers.recency import RecencyIndex
 
 __all__ = ["DiskStore", "FileSource"]
@@ -52,7 +52,7 @@ class DiskStore:
         self._lock = threading.Lock()
         self._numbers = count()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._owner = _own(directory / _LOCK)
+        self._owner = own_file(directory / _LOCK)
         self._scan()
 
     @property
@@ -71,7 +71,12 @@ class DiskStore:
                 self._path(other).unlink(missing_ok=True)
         unfinished = self._directory / f"{key.hex()}.{next(self._numbers)}{_UNFINISHED}"
         try:
-            _write(unfinished, pieces)
+            # States say what their documents say: nobody else may read them.
+            file = open_private(unfinished)
+            try:
+                write_synchronised(file, pieces)
+            finally:
+                os.close(file)
             with self._lock:
                 unfinished.rename(self._path(key))
                 self._index.commit(key, size)
@@ -79,7 +84,7 @@ class DiskStore:
             self._index.give_up(size)
             unfinished.unlink(missing_ok=True)
             raise
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
         return True
 
     def open(self, key: bytes) -> BlobSource | None:
@@ -148,41 +153,3 @@ def _is_key(stem: str) -> bool:
         return bytes.fromhex(stem).hex() == stem
     except ValueError:
         return False
-
-
-def _own(path: Path) -> int:
-    """Lock a file until it is closed or the process ends, however it ends.
-
-    Raises:
-        BlockingIOError: another process has it.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _write(path: Path, pieces: Sequence[Buffer]) -> None:
-    """Onto the medium before it returns: a name must never come to stand for bytes that a power cut takes away."""
-    # States say what their documents say: nobody else may read them.
-    with open(path, "xb", buffering=0, opener=_open_private) as file:
-        for piece in pieces:
-            view = memoryview(piece)
-            while view:
-                view = view[file.write(view) :]
-        os.fsync(file.fileno())
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
