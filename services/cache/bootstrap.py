@@ -21,6 +21,7 @@ from services.cache.domain.cache import SegmentCache
 from services.cache.domain.directory import Directory
 from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import DirectoryUnavailableError, JournalError
+from services.cache.domain.pins import Pins
 from services.cache.settings import CacheSettings
 from services.common.rpc import HealthSwitch, create_server
 from services.common.telemetry import configure_logging, get_logger, serve_metrics
@@ -82,7 +83,9 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
     secret = settings.secret.get_secret_value().encode() if settings.secret else secrets.token_bytes(32)
     directory = MeteredDirectory(create_directory(settings, secret), registry)
     cache = SegmentCache(directory, secret, settings.lease_seconds)
-    servicer = CacheServicer(cache, DocumentRegistry(directory, secret), settings.worker_ttl_seconds)
+    servicer = CacheServicer(
+        cache, DocumentRegistry(directory, secret), Pins(directory, secret), settings.worker_ttl_seconds
+    )
     health = HealthSwitch()
     server, port = await create_server(
         [lambda server: cache_pb2_grpc.add_CacheServiceServicer_to_server(servicer, server)],

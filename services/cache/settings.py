@@ -57,6 +57,7 @@ class CacheSettings(ServiceSettings):
     min_uses: int = Field(
         default=1, ge=1, description="Segments are captured when they are planned for the so many-th time."
     )
+    pinned_share: float = Field(default=0.5, ge=0, le=1, description="Part of the budget that pins may keep.")
     lease_seconds: float = Field(default=30.0, gt=0, le=3600, description="Life of a lease when a plan names none.")
     ticket_seconds: float = Field(default=60.0, gt=0, description="Least life of a ticket.")
     worker_ttl_seconds: float = Field(
@@ -87,4 +88,5 @@ class CacheSettings(ServiceSettings):
             share_seconds=self.share_seconds,
             entry_ttl_seconds=self.entry_ttl_seconds,
             min_uses=self.min_uses,
+            pinned_share=self.pinned_share,
         )

@@ -15,12 +15,13 @@ from services.cache.domain.cache import NamedDocument, PartEntry, PlanRequest, P
 from services.cache.domain.changes import ForgetfulJournal
 from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder, RegisterReply
 from services.cache.domain.documents import DocumentRegistry
+from services.cache.domain.pins import Pins
 from services.cache.domain.values import DocumentRecord, EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
 
 __all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig", "digest", "gather_plans", "journaled_rig", "rig_over"]
 
 SECRET = b"a secret of the tests"
-LIMITS = Limits(budget_bytes=1000, ticket_seconds=60.0, worker_ttl_seconds=15.0, settle_seconds=5.0)
+LIMITS = Limits(budget_bytes=1000, ticket_seconds=60.0, worker_ttl_seconds=15.0, settle_seconds=5.0, pinned_share=1.0)
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Rig:
     directory: Directory
     cache: SegmentCache
     documents: DocumentRegistry
+    pins: Pins
     redis_url: str = ""
     receipts: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
 
@@ -152,7 +154,8 @@ def journaled_rig(path: Path, limits: Limits = LIMITS, clock: Clock | None = Non
 
 def rig_over(directory: Directory, kind: str, clock: Clock, redis_url: str = "") -> Rig:
     """A rig over this directory."""
-    return Rig(kind, clock, directory, SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET), redis_url)
+    cache, documents = SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET)
+    return Rig(kind, clock, directory, cache, documents, Pins(directory, SECRET), redis_url)
 
 
 async def gather_plans(rig: Rig, count: int, *contents: str) -> list[PlanReply]:

@@ -165,7 +165,9 @@ async def test_invalidation(service: Service, scope: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("scope", [{"document_id": "d"}, {"whole_tenant": True}], ids=["document", "tenant"])
 async def test_what_is_pinned_makes_no_room(scope: dict[str, Any]) -> None:
-    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET, budget_bytes=1500)
+    settings = CacheSettings.from_environment(
+        listen_address="127.0.0.1:0", secret=SECRET, budget_bytes=1500, pinned_share=1.0
+    )
     pin = pb.PinRequest(namespace=pb.Namespace(tenant="acme"), **scope)
     entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"o" * 32, num_tokens=400)
     other = pb.PlanRequest(
@@ -178,7 +180,10 @@ async def test_what_is_pinned_makes_no_room(scope: dict[str, Any]) -> None:
         await service.stub.Release(pb.ReleaseRequest(lease_id=plan.lease_id), timeout=DEADLINE_SECONDS)
         outcomes = []
         for settle in (service.stub.Pin, service.stub.Unpin):
-            assert (await settle(pin, timeout=DEADLINE_SECONDS)).num_entries == 1
+            reply = await settle(pin, timeout=DEADLINE_SECONDS)
+            assert (reply.num_entries, reply.limit_bytes) == (1, 1500)
+            promised = 1500 if "whole_tenant" in scope else 1000
+            assert reply.promised_bytes == (promised if settle is service.stub.Pin else 0)
             planned = await service.stub.Plan(other, timeout=DEADLINE_SECONDS)
             outcomes.append((await service.publish(planned.entries[0])).outcome)
             await service.stub.Release(pb.ReleaseRequest(lease_id=planned.lease_id), timeout=DEADLINE_SECONDS)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from services.cache.domain.cache import ResidentCopy
-from services.cache.domain.directory import PlannedEntry
-from services.cache.domain.errors import UnknownLeaseError, UnknownWorkerError
+from services.cache.domain.directory import PinReply, PlannedEntry
+from services.cache.domain.errors import PinLimitError, UnknownLeaseError, UnknownWorkerError
 from services.cache.domain.values import Limits, PlanOutcome, RegisterOutcome
 from tests.contract.directory_model import DirectoryModel, ModelRecord, ModelTicket, tenant_of
 from tests.contract.directory_rig import LIMITS, Clock, Rig, create_rig, journaled_rig
@@ -26,7 +26,7 @@ NAMES = st.sampled_from(CONTENTS)
 # Two tenants with a namespace each, and the public one that they share.
 TENANTS = st.sampled_from(["acme", "acme", "other", "public"])
 TAGS = st.sampled_from([frozenset(), frozenset({"t1"}), frozenset({"t1", "t2"})])
-BUDGETS = replace(LIMITS, namespace_budget_bytes=800)
+BUDGETS = replace(LIMITS, namespace_budget_bytes=800, pinned_share=0.9)
 # No sums of what `advance` offers, so that nothing depends on the microsecond.
 STRICT = replace(BUDGETS, share_seconds=40.25, entry_ttl_seconds=150.25, min_uses=2)
 WORKERS = st.sampled_from(["w1", "w2"])
@@ -163,15 +163,22 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(content=NAMES, tenant=TENANTS, pinned=st.booleans())
     def pin_document(self, content: str, tenant: str, pinned: bool) -> None:
-        cache, model = self.rig.cache, self.model
-        change, expected = (cache.pin_document, model.pin) if pinned else (cache.unpin_document, model.unpin)
-        assert self.run(change(tenant, f"doc-{content}")) == expected(f"{tenant}/{content}")
+        pins, name = self.rig.pins, f"doc-{content}"
+        change = pins.pin_document(tenant, name) if pinned else pins.unpin_document(tenant, name)
+        self._settle_pin(change, f"{tenant}/{content}", pinned)
 
     @rule(tenant=TENANTS, pinned=st.sampled_from([True, False, False]))
     def pin_tenant(self, tenant: str, pinned: bool) -> None:
-        cache, model = self.rig.cache, self.model
-        change, expected = (cache.pin_tenant, model.pin) if pinned else (cache.unpin_tenant, model.unpin)
-        assert self.run(change(tenant)) == expected(tenant)
+        pins = self.rig.pins
+        self._settle_pin(pins.pin_tenant(tenant) if pinned else pins.unpin_tenant(tenant), tenant, pinned)
+
+    def _settle_pin(self, change: Coroutine[Any, Any, PinReply], scope: str, pinned: bool) -> None:
+        expected = self.model.pin(scope) if pinned else self.model.unpin(scope)
+        if expected is None:
+            with pytest.raises(PinLimitError):
+                self.run(change)
+        else:
+            assert self.run(change) == expected
 
     @rule(content=NAMES, tenant=TENANTS, is_newer=st.booleans(), tags=TAGS)
     def register(self, content: str, tenant: str, is_newer: bool, tags: frozenset[str]) -> None:

@@ -63,9 +63,9 @@ async def test_documents_tags_and_pins_outlive_a_restart(path: Path) -> None:
     first = await rig.register("x", "v1", "hr", title="Title")
     await rig.register("gone", "v1")
     await rig.invalidate_document("acme", "gone")
-    await rig.cache.pin_document("acme", "x")
-    await rig.cache.pin_tenant("other")
-    await rig.cache.unpin_tenant("other")
+    await rig.pins.pin_document("acme", "x")
+    await rig.pins.pin_tenant("other")
+    await rig.pins.unpin_tenant("other")
     again = await restarted(rig, path)
     described = await again.documents.describe("acme", "x")
     assert described is not None
@@ -229,7 +229,7 @@ async def test_the_file_stays_as_small_as_what_it_amounts_to(path: Path, monkeyp
     rig = journaled_rig(path)
     for number in range(200):
         await rig.register("x", f"v{number}", "hr")
-        await rig.cache.pin_document("acme", "x")
+        await rig.pins.pin_document("acme", "x")
     await rig.invalidate_tenant("other")
     assert len(contents(path).splitlines()) <= 22
     rig = await restarted(rig, path)

@@ -11,11 +11,9 @@ import pytest
 import redis.asyncio
 
 from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
-from services.cache.domain.cache import SegmentCache
-from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import DirectoryUnavailableError
 from services.cache.domain.values import PlanOutcome
-from tests.contract.directory_rig import LIMITS, SECRET, Rig, create_rig
+from tests.contract.directory_rig import LIMITS, Clock, create_rig, rig_over
 from tests.redis_server import WHEEL_REDIS, RedisServer
 
 
@@ -65,7 +63,7 @@ async def test_a_redis_that_keeps_its_data_goes_on_where_it_was_killed(lasting_s
     rig = create_rig("redis", lasting_server.url)
     await rig.beat("w1")
     await rig.register("x", "v1", "hr")
-    await rig.cache.pin_document("acme", "x")
+    await rig.pins.pin_document("acme", "x")
     revoked, kept = await rig.store("a", "b")
     rig.clock.now += 16
     await rig.invalidate_document("acme", "doc-a")
@@ -101,10 +99,7 @@ async def test_replicas_share_one_directory_on_the_servers_clock(redis_server: R
     rigs = []
     for _ in range(2):
         directory = RedisDirectory(RedisAddress(redis_server.url, prefix), LIMITS)
-        rig = create_rig("memory", "")
-        rigs.append(
-            Rig("redis", rig.clock, directory, SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET))
-        )
+        rigs.append(rig_over(directory, "redis", Clock()))
     await rigs[0].beat("w1")
     plans = await asyncio.gather(*(rig.plan("a") for rig in rigs for _ in range(20)))
     cold = [reply.entries[0] for reply in plans if reply.entries[0].outcome is PlanOutcome.COLD]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from services.cache.adapters.memory_changes import apply, everything
+from services.cache.adapters.memory_pins import promised_bytes
 from services.cache.adapters.memory_restore import restore
 from services.cache.adapters.memory_state import Entry, Lease, OwnedTicket, Tables, Worker
 from services.cache.domain.admission import is_admitted
@@ -29,6 +30,7 @@ from services.cache.domain.directory import (
     Copy,
     Directory,
     HeartbeatReply,
+    PinReply,
     PlannedEntry,
     PlanOrder,
     PlanReply,
@@ -40,7 +42,7 @@ from services.cache.domain.directory import (
     Usage,
     Wanted,
 )
-from services.cache.domain.errors import StaleEpochsError, UnknownLeaseError, UnknownWorkerError
+from services.cache.domain.errors import PinLimitError, StaleEpochsError, UnknownLeaseError, UnknownWorkerError
 from services.cache.domain.integrity import require_integrity
 from services.cache.domain.values import (
     DocumentRecord,
@@ -233,21 +235,33 @@ class MemoryDirectory(Directory):
         return removal
 
     @override
-    async def pin(self, scope: str) -> int:
+    async def pin(self, scope: str, budget_bytes: int = 0) -> PinReply:
+        tables = self._swept()
+        if budget_bytes:
+            tables.room.budgets[scope] = budget_bytes
+        promised = promised_bytes(tables, tables.pinned | {scope})
+        if promised > self._limits.pin_limit_bytes and scope not in tables.pinned:
+            raise PinLimitError(promised, self._limits.pin_limit_bytes)
         return await self._settle_scope(scope, Pinned(scope))
 
     @override
-    async def unpin(self, scope: str) -> int:
+    async def unpin(self, scope: str) -> PinReply:
+        self._swept()
         return await self._settle_scope(scope, Unpinned(scope))
 
-    async def _settle_scope(self, scope: str, change: Pinned | Unpinned) -> int:
-        tables = self._swept()
+    async def _settle_scope(self, scope: str, change: Pinned | Unpinned) -> PinReply:
+        tables = self._tables
         self._make(change)
         published = [key for key in tables.keys_of_scope.get(scope, ()) if key in tables.entries]
         for key in published:
             tables.settle(key)
+        reply = PinReply(len(published), promised_bytes(tables, tables.pinned), self._limits.pin_limit_bytes)
         await self._keep()
-        return len(published)
+        return reply
+
+    @override
+    async def pinned(self, scopes: Sequence[str]) -> frozenset[str]:
+        return frozenset(self._tables.pinned.intersection(scopes))
 
     @override
     async def register(self, order: RegisterOrder) -> RegisterReply:

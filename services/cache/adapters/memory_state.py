@@ -146,7 +146,7 @@ class Tables:
         self.past.trim()
         self.changes.append(Linked(key, scope, sequence))
         if scope in self.pinned:
-            self.room.set_busy(key)
+            self.settle(key)
 
     def unlink(self, key: bytes) -> None:
         """Forget all scopes of a key that is free now."""
@@ -171,10 +171,15 @@ class Tables:
     def settle(self, key: bytes) -> None:
         """Let an entry be evicted, or not, as leases and pins have it."""
         entry = self.entries[key]
-        if entry.leases or (self.pinned and not self.pinned.isdisjoint(self.scopes_of[key])):
+        if entry.leases or self._is_pinned(key, entry):
             self.room.set_busy(key)
         else:
             self.room.set_idle(key, entry.tenant, entry.score)
+
+    def _is_pinned(self, key: bytes, entry: Entry) -> bool:
+        """Snapshots are not: every prompt with a pinned document would leave one that stays for ever."""
+        is_segment = entry.kind is EntryKind.SEGMENT
+        return bool(self.pinned) and is_segment and not self.pinned.isdisjoint(self.scopes_of[key])
 
     def add_entry(self, key: bytes, entry: Entry) -> None:
         """Publish a key whose scopes are linked."""
@@ -287,7 +292,12 @@ class Tables:
             sequence=self.sequence,
             entries={
                 key: EntryState(
-                    entry.size_bytes, entry.tenant, entry.fence, frozenset(entry.tiers), frozenset(entry.leases)
+                    entry.size_bytes,
+                    entry.tenant,
+                    entry.fence,
+                    frozenset(entry.tiers),
+                    frozenset(entry.leases),
+                    entry.kind,
                 )
                 for key, entry in self.entries.items()
             },

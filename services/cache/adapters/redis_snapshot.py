@@ -7,7 +7,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from services.cache.domain.integrity import EntryState, LeaseState, RecordState, Snapshot, TicketState
-from services.cache.domain.values import Limits
+from services.cache.domain.values import EntryKind, Limits
 
 __all__ = ["read_snapshot"]
 
@@ -29,6 +29,7 @@ async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
                 fence=int(hashes[f"entry:{key}"]["fence"]),
                 holders=frozenset(hashes.get(f"tiers:{key}", {})),
                 leases=frozenset(raw.get(f"pins:{key}", ())),
+                kind=EntryKind(hashes[f"entry:{key}"]["kind"]),
             )
             for key, _ in _under(raw, "entry:")
         },

@@ -5,6 +5,7 @@ CacheError
 ├── UnknownLeaseError          the lease has lapsed or was released
 ├── UnknownWorkerError         a worker publishes without a live heartbeat
 ├── StaleEpochsError           an invalidation came between key derivation and plan
+├── PinLimitError              all pins together would keep too much
 ├── DirectoryUnavailableError  the directory's store cannot be reached in time
 ├── JournalError               the journal of an in-memory directory cannot be used
 └── IntegrityError             the directory contradicts itself
@@ -18,6 +19,7 @@ __all__ = [
     "IntegrityError",
     "InvalidOrderError",
     "JournalError",
+    "PinLimitError",
     "StaleEpochsError",
     "UnknownLeaseError",
     "UnknownWorkerError",
@@ -52,6 +54,18 @@ class StaleEpochsError(CacheError):
     def __init__(self, current: Mapping[str, int]) -> None:
         super().__init__("the namespace was invalidated while the plan was made; try again")
         self.current = current
+
+
+class PinLimitError(CacheError):
+    """Pins would keep more than their share of the budget."""
+
+    def __init__(self, promised_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"pins would keep {promised_bytes} bytes (a pinned tenant counts with its whole budget) of {limit_bytes};"
+            " unpin something, give the tenant a lower max_state_bytes, or raise HYPIC_CACHE_PINNED_SHARE"
+        )
+        self.promised_bytes = promised_bytes
+        self.limit_bytes = limit_bytes
 
 
 class DirectoryUnavailableError(CacheError):

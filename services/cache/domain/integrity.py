@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from services.cache.domain.errors import IntegrityError
+from services.cache.domain.values import EntryKind
 
 __all__ = ["EntryState", "LeaseState", "RecordState", "Snapshot", "TicketState", "require_integrity", "violations"]
 
@@ -21,6 +22,7 @@ class EntryState:
     fence: int
     holders: Names
     leases: Names
+    kind: EntryKind = EntryKind.SEGMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def _leases(snapshot: Snapshot) -> Iterator[str]:
     free = {
         (entry.tenant, key)
         for key, entry in snapshot.entries.items()
-        if not entry.leases and not snapshot.pinned & snapshot.scopes_of.get(key, frozenset())
+        if not entry.leases and not _is_pinned(snapshot, key, entry)
     }
     idle = {(tenant, key) for tenant, keys in snapshot.idle.items() for key in keys}
     if free != idle:
@@ -154,6 +156,10 @@ def _leases(snapshot: Snapshot) -> Iterator[str]:
         owned = {ticket_id for ticket_id, ticket in snapshot.tickets.items() if ticket.lease_id == name}
         if owned != lease.ticket_ids:
             yield f"lease {name} and its tickets disagree"
+
+
+def _is_pinned(snapshot: Snapshot, key: bytes, entry: EntryState) -> bool:
+    return entry.kind is EntryKind.SEGMENT and bool(snapshot.pinned & snapshot.scopes_of.get(key, frozenset()))
 
 
 def _tickets(snapshot: Snapshot) -> Iterator[str]:

@@ -81,6 +81,8 @@ def test_without_a_known_key_nothing_is_served(guarded: Guarded, header: str | N
         ("POST", "/v1/documents"),
         ("DELETE", "/v1/documents/x"),
         ("POST", "/v1/invalidate"),
+        ("POST", "/v1/pins"),
+        ("DELETE", "/v1/pins"),
     ):
         response = httpx2.request(method, guarded.stack.base_url + path, json={}, headers=headers, timeout=20)
         assert refusal(response) == (401, "invalid_api_key")
@@ -100,6 +102,8 @@ def test_without_a_known_key_nothing_is_served(guarded: Guarded, header: str | N
         ("acme", "POST", "/v1/invalidate", {"tenant": "other"}),
         ("acme", "POST", "/v1/invalidate", {"tenant": "public"}),
         ("acme", "POST", "/v1/invalidate", {"tag": "t", "namespace": "public"}),
+        ("acme", "POST", "/v1/pins", {"document": "x"}),
+        ("acme", "DELETE", "/v1/pins?document=x", None),
     ],
 )
 def test_a_key_without_the_scope_is_refused(
@@ -174,6 +178,44 @@ def test_documents_of_others_are_not_seen(guarded: Guarded) -> None:
     listed = guarded["other"].call("GET", "/v1/documents", params={"limit": 100})["data"]
     assert "private" not in [row["id"] for row in listed]
     assert guarded["librarian"].call("GET", "/v1/documents/private")["registered"]
+
+
+def test_an_administrator_pins_documents_of_any_tenant(guarded: Guarded) -> None:
+    """A tenant as a whole only where it has a bound; what was refused says how much would be kept."""
+    root, pinned = guarded["root"], document("pinned") | {"id": "a/pinned/pin"}
+    guarded["acme"].call("POST", "/v1/documents", json=pinned)
+    (state,) = guarded["acme"].call("GET", "/v1/documents/a/pinned/pin")["states"]
+    done = root.call("POST", "/v1/pins", json={"document": "a/pinned/pin", "tenant": "acme"})
+    assert {name: done[name] for name in ("object", "tenant", "document", "pinned", "entries")} == {
+        "object": "pin",
+        "tenant": "acme",
+        "document": "a/pinned/pin",
+        "pinned": True,
+        "entries": 1,
+    }
+    assert (done["promised_bytes"], done["limit_bytes"]) == (state["bytes"], 1 << 30)
+    assert guarded["acme"].call("GET", "/v1/documents/a/pinned/pin")["pinned"]
+    assert root.call("POST", "/v1/pins", json={"tenant": "small"})["promised_bytes"] == state["bytes"] + 1000
+    refused = root.http.post("/v1/pins", json={"tenant": "acme"})
+    assert refusal(refused) == (409, "pin_limit")
+    assert "HYPIC_CACHE_PINNED_SHARE" in refused.json()["error"]["message"]
+    assert refused.headers["x-should-retry"] == "false"
+    root.call("DELETE", "/v1/pins", params={"tenant": "small"})
+    ended = root.call("DELETE", "/v1/pins", params={"tenant": "acme", "document": "a/pinned/pin"})
+    assert (ended["pinned"], ended["promised_bytes"]) == (False, 0)
+    assert not guarded["acme"].call("GET", "/v1/documents/a/pinned/pin")["pinned"]
+    # The administrator's own tenant is another one.
+    assert root.call("POST", "/v1/pins", json={"document": "a/pinned/pin"})["entries"] == 0
+    assert root.call("DELETE", "/v1/pins", params={"document": "a/pinned/pin"})["tenant"] == "operations"
+
+
+@pytest.mark.parametrize(
+    "sent", [{}, {"document": ""}, {"document": 5}, {"tenant": ""}, {"pin": "x"}, [], {"document": "x" * 513}]
+)
+def test_a_pin_that_says_nothing_is_refused(guarded: Guarded, sent: Any) -> None:  # noqa: ANN401 # JSON
+    response = guarded["root"].http.post("/v1/pins", json=sent)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] in ("document", "tenant", "pin", "body")
 
 
 def test_a_tenant_over_its_quotas_is_refused_or_computed(guarded: Guarded) -> None:

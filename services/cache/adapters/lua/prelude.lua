@@ -64,8 +64,9 @@ end
 
 local has_pins = call('EXISTS', base .. 'pinned') == 1
 
+-- Snapshots are not: every prompt with a pinned document would leave one that stays for ever.
 local function is_pinned(key)
-  if has_pins then
+  if has_pins and call('HGET', base .. 'entry:' .. key, 'kind') == 'segment' then
     for _, scope in ipairs(call('SMEMBERS', base .. 'scopes:' .. key)) do
       if call('SISMEMBER', base .. 'pinned', scope) == 1 then
         return true
@@ -132,7 +133,7 @@ local function link_published(key, scope)
     trim_past()
   end
   if has_pins and call('SISMEMBER', base .. 'pinned', scope) == 1 then
-    set_busy(key)
+    settle(key)
   end
 end
 
