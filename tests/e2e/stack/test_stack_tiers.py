@@ -58,12 +58,16 @@ def test_hits_from_redis_after_a_restart_of_everything(
 
 
 def test_killed_and_damaged(random_checkpoint: Path, tmp_path: Path) -> None:
-    """Kill -9 loses nothing that was stored; a flipped byte and a lost file are computed anew."""
+    """Kill -9 loses no segment that was stored, and every snapshot; a flipped byte and a lost file are computed anew."""
     with _served(random_checkpoint, tmp_path, **_on_disk(tmp_path)) as stack:
         composed = ask(stack, ASKED).text
+        exact = [ask(stack, ASKED, reuse="exact") for _ in range(2)]
+        assert [answer.served for answer in exact] == [["live", "live"], ["prefix", "prefix"]]
         wait_until(lambda: len(_files(tmp_path)) == 2)
         killed = stack.kill("worker")
         stack.wait_restarted("worker", killed)
+        anew = ask(stack, ASKED, reuse="exact")
+        assert (anew.served, anew.text) == (["live", "live"], exact[0].text)
         again = ask(stack, ASKED)
         assert (again.text, _tiers(again), stack.captures()) == (composed, {"disk"}, 0)
         first, second = _files(tmp_path)
