@@ -13,7 +13,9 @@ from typing_extensions import override
 
 from services.cache.adapters.memory_changes import apply, everything
 from services.cache.adapters.memory_pins import promised_bytes
+from services.cache.adapters.memory_publish import publish
 from services.cache.adapters.memory_restore import restore
+from services.cache.adapters.memory_snapshot import read_snapshot
 from services.cache.adapters.memory_state import Entry, Lease, OwnedTicket, Tables, Worker
 from services.cache.domain.admission import is_admitted
 from services.cache.domain.changes import (
@@ -42,18 +44,15 @@ from services.cache.domain.directory import (
     Usage,
     Wanted,
 )
-from services.cache.domain.errors import PinLimitError, StaleEpochsError, UnknownLeaseError, UnknownWorkerError
+from services.cache.domain.errors import PinLimitError, StaleEpochsError, UnknownLeaseError
 from services.cache.domain.integrity import require_integrity
 from services.cache.domain.values import (
     DocumentRecord,
-    EntryRecord,
     Holder,
     Limits,
     PlanOutcome,
-    PublishOutcome,
     RegisterOutcome,
     Removal,
-    Scopes,
     StoredState,
 )
 
@@ -176,57 +175,7 @@ class MemoryDirectory(Directory):
 
     @override
     async def publish(self, order: PublishOrder) -> PublishReply:
-        tables = self._swept()
-        ticket = tables.tickets.get(order.ticket_id)
-        entry = tables.entries.get(order.key)
-        again = entry is not None and (entry.ticket_id, entry.fence) == (order.ticket_id, order.fence)
-        if not again:
-            if not ticket or (ticket.key, ticket.fence) != (order.key, order.fence):
-                return PublishReply(PublishOutcome.FENCED)
-            if ticket.dead:
-                return PublishReply(PublishOutcome.INVALIDATED)
-        if order.worker_id not in tables.workers:
-            raise UnknownWorkerError(order.worker_id)
-        if entry and order.worker_id in entry.tiers:
-            return PublishReply(PublishOutcome.ACCEPTED, record=self._record(order.key))
-        size_bytes = entry.size_bytes if entry else order.size_bytes
-        victims = tables.victims(tables.tenant_of(order.key), size_bytes, order.key)
-        if victims is None:
-            if not entry:
-                tables.end_ticket(order.ticket_id)
-            return PublishReply(PublishOutcome.OVER_BUDGET)
-        drop_keys = tuple(one.key for one in victims if order.worker_id in tables.entries[one.key].tiers)
-        tables.evict(victims)
-        if not entry:
-            self._accept(order)
-        tables.add_copy(order.key, order.worker_id, order.tier)
-        return PublishReply(PublishOutcome.ACCEPTED, drop_keys, len(victims), self._record(order.key))
-
-    def _accept(self, order: PublishOrder) -> None:
-        tables = self._tables
-        del tables.ticket_of[order.key]
-        ticket = tables.forget_ticket(order.ticket_id)
-        tenant = tables.tenant_of(order.key)
-        entry = Entry(ticket.kind, tenant, ticket.num_tokens, order.size_bytes, ticket.fence, order.ticket_id)
-        tables.add_entry(order.key, entry)
-        if ticket.lease_id in tables.leases:
-            tables.lease_entry(ticket.lease_id, order.key)
-
-    def _record(self, key: bytes) -> EntryRecord:
-        entry, names = self._tables.entries[key], self._tables.scopes_of[key]
-        tenant = entry.tenant
-        model = next(name for name in names if name.startswith("model:"))
-        return EntryRecord(
-            key=key,
-            kind=entry.kind,
-            num_tokens=entry.num_tokens,
-            size_bytes=entry.size_bytes,
-            fence=entry.fence,
-            ticket_id=entry.ticket_id,
-            scopes=Scopes(tenant, model, frozenset(names - {tenant, model})),
-            epochs=self._tables.current_epochs(tenant, model),
-            life=self._journal.life,
-        )
+        return publish(self._swept(), self._journal.life, order)
 
     @override
     async def invalidate(self, scope: str) -> Removal:
@@ -340,7 +289,7 @@ class MemoryDirectory(Directory):
 
     @override
     async def check_integrity(self) -> None:
-        require_integrity(self._tables.snapshot())
+        require_integrity(read_snapshot(self._tables))
 
     @override
     async def close(self) -> None:

@@ -14,7 +14,6 @@ from services.cache.adapters.memory_past import Past
 from services.cache.adapters.memory_room import Room
 from services.cache.domain.changes import Change, Linked
 from services.cache.domain.eviction import Candidate, Use, greedy_dual_size_frequency
-from services.cache.domain.integrity import EntryState, LeaseState, Snapshot, TicketState
 from services.cache.domain.values import EntryKind, Epochs, Limits, Removal, RemovedCopy
 
 __all__ = ["Entry", "Lease", "OwnedTicket", "Tables", "Worker"]
@@ -283,45 +282,3 @@ class Tables:
         for victim in victims:
             self.room.clock = max(self.room.clock, victim.score)
             self.remove_entry(victim.key)
-
-    def snapshot(self) -> Snapshot:
-        """A copy of everything, for integrity checks."""
-        return Snapshot(
-            budget_bytes=self.limits.budget_bytes,
-            used_bytes=self.room.used_bytes,
-            sequence=self.sequence,
-            entries={
-                key: EntryState(
-                    entry.size_bytes,
-                    entry.tenant,
-                    entry.fence,
-                    frozenset(entry.tiers),
-                    frozenset(entry.leases),
-                    entry.kind,
-                )
-                for key, entry in self.entries.items()
-            },
-            tickets={
-                name: TicketState(ticket.key, ticket.fence, ticket.lease_id, ticket.dead)
-                for name, ticket in self.tickets.items()
-            },
-            ticket_of=dict(self.ticket_of),
-            leases={
-                name: LeaseState(frozenset(lease.keys), frozenset(lease.ticket_ids))
-                for name, lease in self.leases.items()
-            },
-            idle=self.room.idle_keys(),
-            pinned=frozenset(self.pinned),
-            ages={key: fence for fence, key in self.by_age},
-            held={name: frozenset(worker.held) for name, worker in self.workers.items()},
-            marked={name: frozenset(worker.marked) for name, worker in self.workers.items()},
-            scopes_of={key: frozenset(scopes) for key, scopes in self.scopes_of.items()},
-            keys_of_scope={scope: frozenset(keys) for scope, keys in self.keys_of_scope.items()},
-            tenant_bytes=dict(self.room.bytes_of),
-            tenant_budgets={tenant: self.room.budget_of(tenant) for tenant in self.room.bytes_of},
-            epochs=dict(self.past.epochs),
-            links={key: frozenset(scopes) for key, scopes in self.past.links.items()},
-            past=self.past.members(),
-            records=self.documents.snapshot(),
-            records_of={scope: frozenset(found) for scope, found in self.documents.documents_of.items()},
-        )
