@@ -7,10 +7,9 @@ many `rows:` are shown or what the table has one line `for:`, where measures are
 import argparse
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from bench.results import ResultFile, Row, read_results
+from bench.results import ResultFile, Row, of_subject, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "operations.md")
@@ -57,13 +56,6 @@ def _reach(row: Row) -> str:
 def _origin(result: ResultFile) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in result.versions.items())
     return f"\n{result.device}; {result.date}; commit {result.commit}; {versions}. `{result.command}`\n"
-
-
-def of_subject(result: ResultFile, subject: str) -> ResultFile:
-    """The rows of one subject, without its name."""
-    prefix = f"{subject}: "
-    own = [row for row in result.rows if row.measure.startswith(prefix)]
-    return replace(result, rows=tuple(replace(row, measure=row.measure.removeprefix(prefix)) for row in own))
 
 
 def render_page(page: str) -> str:

@@ -5,13 +5,13 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ResultFile", "Row", "cpu_device", "merge_results", "read_results", "write_results"]
+__all__ = ["ResultFile", "Row", "Source", "cpu_device", "merge_results", "of_subject", "read_results", "write_results"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _VERSIONED = ("torch", "transformers", "triton", "grpcio", "fastapi")
@@ -29,8 +29,17 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Where the rows of one subject come from."""
+
+    commit: str
+    date: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResultFile:
-    """Rows with what they were measured on."""
+    """Rows with what they were measured on. sources: by subject, where a file has several; commit and command name all."""
 
     commit: str
     device: str
@@ -38,6 +47,7 @@ class ResultFile:
     versions: dict[str, str]
     command: str
     rows: tuple[Row, ...]
+    sources: dict[str, Source] = field(default_factory=dict)
 
 
 def cpu_device() -> str:
@@ -70,29 +80,53 @@ def merge_results(path: Path, command: str, device: str, subject: str, rows: Ite
         before = None
     kept = [] if before is None else [row for row in before.rows if not row.measure.startswith(f"{subject}: ")]
     result = write_results(path, command, device, [*kept, *own])
-    if kept and before is not None:
-        result = replace(
-            result, commit=_joined(before.commit, result.commit), command=_joined(before.command, result.command, "; ")
-        )
-        _write(path, result)
+    sources = {} if before is None else _sources_of(before, kept)
+    sources[subject] = Source(result.commit, result.date, command)
+    result = replace(
+        result,
+        commit=_joined((source.commit for source in sources.values()), ", "),
+        command=_joined((source.command for source in sources.values()), "; "),
+        sources=sources,
+    )
+    _write(path, result)
     return result
 
 
-def _joined(before: str, now: str, between: str = ", ") -> str:
-    known = before.split(between)
-    return before if now in known else between.join([*known, now])
+def of_subject(result: ResultFile, subject: str) -> ResultFile:
+    """The rows of one subject, without its name, and where they come from."""
+    prefix = f"{subject}: "
+    rows = tuple(
+        replace(row, measure=row.measure.removeprefix(prefix)) for row in result.rows if row.measure.startswith(prefix)
+    )
+    source = result.sources.get(subject, Source(result.commit, result.date, result.command))
+    return replace(result, rows=rows, commit=source.commit, date=source.date, command=source.command, sources={})
+
+
+def _sources_of(before: ResultFile, kept: Iterable[Row]) -> dict[str, Source]:
+    """Of the subjects that stay, in their order; all that the file names, where it does not tell them apart."""
+    unknown = Source(before.commit, before.date, before.command)
+    subjects = dict.fromkeys(row.measure.partition(": ")[0] for row in kept)
+    return {subject: before.sources.get(subject, unknown) for subject in subjects}
+
+
+def _joined(parts: Iterable[str], between: str) -> str:
+    return between.join(dict.fromkeys(parts))
 
 
 def _write(path: Path, result: ResultFile) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(result), indent=2, ensure_ascii=False) + "\n")
+    content = asdict(result)
+    if not result.sources:
+        del content["sources"]
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_results(path: Path) -> ResultFile:
     """The content of a result file."""
     content = json.loads(path.read_text())
     rows = tuple(Row(**row) for row in content.pop("rows"))
-    return ResultFile(rows=rows, **content)
+    sources = {subject: Source(**source) for subject, source in content.pop("sources", {}).items()}
+    return ResultFile(rows=rows, sources=sources, **content)
 
 
 def _commit() -> str:

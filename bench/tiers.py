@@ -162,9 +162,11 @@ def segment_rows(decays: torch.Tensor) -> Iterator[Row]:
     for directory in sorted(_CONFIGS.glob("*/")):
         spec = read_checkpoint_spec(directory)
         exact, compact = (stored_linear_bytes(own, spec, decays) / _MIB for own in (EXACT, COMPACT))
+        most = stored_linear_bytes(COMPACT, spec, torch.ones(1)) / _MIB
         pages = spec.token_bytes(2) * _SEGMENT_TOKENS / _MIB
         yield Row(f"{directory.name} / linear layers, exact", exact, "MiB", better="lower")
         yield Row(f"{directory.name} / linear layers, compact", compact, "MiB", better="lower")
+        yield Row(f"{directory.name} / at most", most, "MiB", better="lower")
         yield Row(f"{directory.name} / keys and values", pages, "MiB", better="lower")
 
 

@@ -17,7 +17,7 @@ from eval.runner import load_prompts
 from eval.scoring import Outcome
 from eval.settings import Setting, encoding_name
 from eval.statistics import Interval, mean_interval
-from services.blob.encodings import EXACT, Precision, StateEncoding, encode
+from services.blob.encodings import EXACT, Precision, StateEncoding, encode, encode_tail
 from services.worker.models.spec import ModelSpec
 
 __all__ = [
@@ -35,13 +35,17 @@ __all__ = [
 _PROMPTS_OF_DECAYS = 6
 _SLOW = 0.5
 _NEGLIGIBLE = 1e-3
-# What docs/operations.md recommends: eight bits, but for the transitions of heads that remember.
-COMPACT = StateEncoding(Precision.FLOAT8, Precision.FLOAT8, Precision.BFLOAT16, _SLOW, _NEGLIGIBLE)
+_BF16, _FP8, _INT8 = Precision.BFLOAT16, Precision.FLOAT8, Precision.INT8
+# Every head keeps its transition: no segment takes more under COMPACT.
+_EIGHT_BITS = StateEncoding(_INT8, _INT8, _INT8, conv_tail=_INT8)
+# What docs/operations.md recommends.
+COMPACT = replace(_EIGHT_BITS, negligible_decay=_NEGLIGIBLE)
 ENCODINGS = (
     EXACT,
-    StateEncoding(Precision.BFLOAT16, Precision.BFLOAT16, Precision.BFLOAT16),
-    StateEncoding(Precision.FLOAT8, Precision.FLOAT8, Precision.FLOAT8),
-    StateEncoding(Precision.INT8, Precision.INT8, Precision.INT8),
+    StateEncoding(_BF16, _BF16, _BF16),
+    StateEncoding(_FP8, _FP8, _FP8, conv_tail=_FP8),
+    _EIGHT_BITS,
+    replace(COMPACT, slow_transition=_BF16, slow_decay=_SLOW),
     COMPACT,
 )
 # Wrong only in heads that remember, which are few: a mean error over heads hardly sees it, and answers do.
@@ -110,8 +114,9 @@ def stored_linear_bytes(encoding: StateEncoding, spec: ModelSpec, decays: torch.
     for state in spec.states:
         drawn = decays[torch.randint(len(decays), (state.num_heads,), generator=generator)]
         end_state = torch.zeros(state.num_heads, state.key_dim, state.value_dim)
-        planes = encode(torch.zeros(state.transition_shape), end_state, drawn, encoding)
-        total += sum(plane.nbytes for plane in planes.values()) + 2 * (state.conv_taps - 1) * state.conv_channels
+        tail = torch.zeros(max(state.conv_taps - 1, 0), state.conv_channels, dtype=torch.bfloat16)
+        planes = encode(torch.zeros(state.transition_shape), end_state, drawn, encoding) | encode_tail(tail, encoding)
+        total += sum(plane.nbytes for plane in planes.values())
     return total
 
 

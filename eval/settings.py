@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.blob.encodings import EXACT, StateEncoding
+from services.blob.encodings import EXACT, Precision, StateEncoding
 from services.worker.engine.seam import SeamWindow
 
 __all__ = ["Mode", "Prime", "Refresh", "Selection", "Setting", "encoding_name"]
@@ -118,8 +118,10 @@ def _window_name(window: SeamWindow) -> str:
 
 
 def encoding_name(encoding: StateEncoding) -> str:
-    """Short and unique: end states, transitions, those of slow heads and which these are, and whose are left out."""
+    """Short and unique: end states, transitions, those of slow heads and which these are, tails, and whose are left out."""
     name = f"S {encoding.end_state}, T {encoding.transition}"
     if encoding.slow_transition is not encoding.transition:
         name += f", from γ {encoding.slow_decay:g} {encoding.slow_transition}"
+    if encoding.conv_tail is not Precision.FLOAT32:
+        name += f", tails {encoding.conv_tail}"
     return f"{name}, none below γ {encoding.negligible_decay:g}" if encoding.negligible_decay else name

@@ -27,7 +27,7 @@ __all__ = ["CHECKSUM_BYTES", "LAYOUT_VERSION", "PlaneHeader", "StateHeader", "pa
 
 # Grows whenever the same tokens would leave other bytes on some device: planes, their encoding, the order of rounding and
 # so the chunks of capture. Devices round differently under one version: each state is written once, by one of them.
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 CHECKSUM_BYTES = 32
 
 _CHECKSUM = "header_checksum"

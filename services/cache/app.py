@@ -1,6 +1,6 @@
 """The cache service's calls: message in, domain call, message out."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -13,6 +13,7 @@ from services.cache.adapters import document_messages, messages
 from services.cache.domain.cache import SegmentCache
 from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import CacheError, InvalidOrderError
+from services.cache.domain.pins import Pins
 from services.cache.domain.values import Removal
 from services.common.telemetry import get_logger
 
@@ -25,9 +26,10 @@ _Context = grpc.aio.ServicerContext[Message, Message]
 class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     """`hypic.v1.CacheService` over a `SegmentCache` and a `DocumentRegistry`."""
 
-    def __init__(self, cache: SegmentCache, documents: DocumentRegistry, worker_ttl_seconds: float) -> None:
+    def __init__(self, cache: SegmentCache, documents: DocumentRegistry, pins: Pins, worker_ttl_seconds: float) -> None:
         self._cache = cache
         self._documents = documents
+        self._pins = pins
         self._worker_ttl_seconds = worker_ttl_seconds
 
     @override
@@ -106,13 +108,30 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
 
     @override
     async def Pin(self, request: pb.PinRequest, context: _Context) -> pb.PinResponse:
-        """Keep a document or a tenant from being evicted."""
-        return await _settle(request, self._cache.pin_document, self._cache.pin_tenant)
+        """Keep a document's or a tenant's segments from being evicted."""
+        namespace = request.namespace
+        with _wire_errors():
+            match request.WhichOneof("scope"):
+                case "document_id":
+                    reply = await self._pins.pin_document(namespace.tenant, request.document_id)
+                case "whole_tenant" if request.whole_tenant:
+                    reply = await self._pins.pin_tenant(namespace.tenant, namespace.budget_bytes)
+                case _:
+                    raise InvalidOrderError(_PIN_SCOPES)
+        return document_messages.pin_message(reply)
 
     @override
     async def Unpin(self, request: pb.PinRequest, context: _Context) -> pb.PinResponse:
         """Take a pin back."""
-        return await _settle(request, self._cache.unpin_document, self._cache.unpin_tenant)
+        with _wire_errors():
+            match request.WhichOneof("scope"):
+                case "document_id":
+                    reply = await self._pins.unpin_document(request.namespace.tenant, request.document_id)
+                case "whole_tenant" if request.whole_tenant:
+                    reply = await self._pins.unpin_tenant(request.namespace.tenant)
+                case _:
+                    raise InvalidOrderError(_PIN_SCOPES)
+        return document_messages.pin_message(reply)
 
     @override
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: _Context) -> pb.HeartbeatResponse:
@@ -121,23 +140,6 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
             resident = messages.resident_copies(request)
             drop_keys = await self._cache.heartbeat(request.worker_id, request.address, resident)
         return pb.HeartbeatResponse(drop_keys=drop_keys, time_to_live_seconds=self._worker_ttl_seconds)
-
-
-async def _settle(
-    request: pb.PinRequest,
-    settle_document: Callable[[str, str], Awaitable[int]],
-    settle_tenant: Callable[[str], Awaitable[int]],
-) -> pb.PinResponse:
-    """What a pin names, and how many entries it has."""
-    tenant = request.namespace.tenant
-    with _wire_errors():
-        match request.WhichOneof("scope"):
-            case "document_id":
-                return pb.PinResponse(num_entries=await settle_document(tenant, request.document_id))
-            case "whole_tenant" if request.whole_tenant:
-                return pb.PinResponse(num_entries=await settle_tenant(tenant))
-            case _:
-                raise InvalidOrderError(_PIN_SCOPES)
 
 
 @contextmanager

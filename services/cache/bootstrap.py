@@ -6,19 +6,22 @@ import gc
 import itertools
 import secrets
 import signal
+import sys
 from dataclasses import dataclass
 
 import grpc
 from hypic.v1 import cache_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from services.cache.adapters.journal import JournalFile
 from services.cache.adapters.memory import MemoryDirectory
 from services.cache.adapters.metered import MeteredDirectory
 from services.cache.app import CacheServicer
 from services.cache.domain.cache import SegmentCache
 from services.cache.domain.directory import Directory
 from services.cache.domain.documents import DocumentRegistry
-from services.cache.domain.errors import DirectoryUnavailableError
+from services.cache.domain.errors import DirectoryUnavailableError, JournalError
+from services.cache.domain.pins import Pins
 from services.cache.settings import CacheSettings
 from services.common.rpc import HealthSwitch, create_server
 from services.common.telemetry import configure_logging, get_logger, serve_metrics
@@ -49,10 +52,15 @@ class CacheProcess:
         await self.directory.close()
 
 
-def create_directory(settings: CacheSettings) -> Directory:
-    """The configured adapter. Redis is imported only where it is used."""
+def create_directory(settings: CacheSettings, secret: bytes) -> Directory:
+    """The configured adapter. Redis is imported only where it is used.
+
+    Raises:
+        JournalError: the journal of an in-memory directory cannot be used.
+    """
     if settings.directory == "memory":
-        return MemoryDirectory(settings.limits())
+        journal = JournalFile(settings.journal_file, secret) if settings.journal_file else None
+        return MemoryDirectory(settings.limits(), journal=journal)
     from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
 
     address = RedisAddress(
@@ -70,11 +78,14 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
 
     Raises:
         RuntimeError: the address cannot be bound.
+        JournalError: the journal cannot be used.
     """
-    directory = MeteredDirectory(create_directory(settings), registry)
     secret = settings.secret.get_secret_value().encode() if settings.secret else secrets.token_bytes(32)
+    directory = MeteredDirectory(create_directory(settings, secret), registry)
     cache = SegmentCache(directory, secret, settings.lease_seconds)
-    servicer = CacheServicer(cache, DocumentRegistry(directory, secret), settings.worker_ttl_seconds)
+    servicer = CacheServicer(
+        cache, DocumentRegistry(directory, secret), Pins(directory, secret), settings.worker_ttl_seconds
+    )
     health = HealthSwitch()
     server, port = await create_server(
         [lambda server: cache_pb2_grpc.add_CacheServiceServicer_to_server(servicer, server)],
@@ -143,7 +154,11 @@ async def serve(settings: CacheSettings) -> None:
 def run(settings: CacheSettings) -> None:
     """Serve in a new event loop; returns after a drained stop."""
     configure_logging("cache", settings.log_level, settings.log_format)
-    asyncio.run(serve(settings))
+    try:
+        asyncio.run(serve(settings))
+    except JournalError as error:
+        sys.stderr.write(f"hypic: HYPIC_CACHE_JOURNAL_FILE: {error}\n")
+        raise SystemExit(2) from error
 
 
 def main() -> None:

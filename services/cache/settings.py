@@ -34,8 +34,13 @@ class CacheSettings(ServiceSettings):
     redis_prefix: str = Field(default="hypic", pattern=r"^[^{}]+$", description="Start of every key in Redis.")
     secret: SecretStr | None = Field(
         default=None,
-        description="Secret behind keys and receipts. Without one, a memory directory makes a random secret "
-        "and restores nothing after a restart.",
+        description="Secret behind keys and receipts; every restart must have the same. Without one, a memory directory "
+        "makes a random one.",
+    )
+    journal_file: Path | None = Field(
+        default=None,
+        description="File in which a memory directory keeps registered documents, pins and invalidations through "
+        "restarts. Without it, nothing that was stored before a restart is used again.",
     )
     budget_bytes: int = Field(default=2 << 30, gt=0, description="Bytes that all published copies together may hold.")
     namespace_budget_bytes: int = Field(
@@ -52,6 +57,7 @@ class CacheSettings(ServiceSettings):
     min_uses: int = Field(
         default=1, ge=1, description="Segments are captured when they are planned for the so many-th time."
     )
+    pinned_share: float = Field(default=0.5, ge=0, le=1, description="Part of the budget that pins may keep.")
     lease_seconds: float = Field(default=30.0, gt=0, le=3600, description="Life of a lease when a plan names none.")
     ticket_seconds: float = Field(default=60.0, gt=0, description="Least life of a ticket.")
     worker_ttl_seconds: float = Field(
@@ -64,8 +70,12 @@ class CacheSettings(ServiceSettings):
         if self.secret is None:
             if self.directory == "redis":
                 raise ValueError("secret is required with directory=redis: every replica and restart must share it")
+            if self.journal_file is not None:
+                raise ValueError("secret is required with journal_file: what it holds is named under the secret")
         elif len(self.secret.get_secret_value()) < _MIN_SECRET_LENGTH:
             raise ValueError(f"secret must have at least {_MIN_SECRET_LENGTH} characters")
+        if self.directory == "redis" and self.journal_file is not None:
+            raise ValueError("journal_file is for directory=memory; Redis keeps its own, leave it out")
         return self
 
     def limits(self) -> Limits:
@@ -78,4 +88,5 @@ class CacheSettings(ServiceSettings):
             share_seconds=self.share_seconds,
             entry_ttl_seconds=self.entry_ttl_seconds,
             min_uses=self.min_uses,
+            pinned_share=self.pinned_share,
         )

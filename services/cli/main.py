@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ import typer
 from services.cli import keys, models, replay, simulate
 from services.cli.examples import client_examples
 from services.cli.orphans import end_with_supervisor
+from services.cli.state import default_state_directory
 from services.cli.supervisor import Stack, StackOptions, StackStartError
 
 __all__ = ["app", "main"]
@@ -78,13 +80,21 @@ def up(
     checkpoint: Annotated[Path, typer.Option(help="Directory of a Hugging Face checkpoint.")] = DEMO_CHECKPOINT,
     host: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0 takes a free one.")] = 8000,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of what outlives a restart: registered documents, pins, invalidations, the secret behind keys."
+            " Default: ~/.local/state/hypic/PORT, and none with port 0."
+        ),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.INFO,
 ) -> None:
     """Serve the whole stack on this machine: router, cache service and one worker, restarted when they die."""
     from services.common.telemetry import configure_logging
 
     configure_logging("supervisor", log_level, "console")
-    stack = Stack(StackOptions(checkpoint.resolve(), host, port, log_level))
+    options = StackOptions(checkpoint.resolve(), host, port, log_level)
+    stack = Stack(replace(options, state_directory=state or _default_state(port)))
     try:
         raise typer.Exit(asyncio.run(_serve_until_signal(stack)))
     except StackStartError as error:
@@ -144,6 +154,21 @@ def run(
     typer.echo(
         f"  capture {answer.capture_seconds:.3f} s, then first token {answer.first_token_seconds:.3f} s", err=True
     )
+
+
+def _default_state(port: int) -> Path | None:
+    """A user without a folder for it is served all the same."""
+    from services.common.telemetry import get_logger
+
+    if port == 0:
+        return None
+    try:
+        directory = default_state_directory(port)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        get_logger().warning("state_not_kept", error=str(error), remedy="name a folder with --state")
+        return None
+    return directory
 
 
 async def _serve_until_signal(stack: Stack) -> int:

@@ -2,14 +2,15 @@
 
 import asyncio
 import os
-import secrets
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port, grpc_ready, http_ready
+from services.cli.state import state_variables
 from services.common.telemetry import get_logger
 
 __all__ = ["Stack", "StackOptions", "StackStartError"]
@@ -29,7 +30,10 @@ class StackStartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """checkpoint: the model to serve; port 0 takes a free one; variables go to every child."""
+    """checkpoint: the model to serve; port 0 takes a free one; variables go to every child.
+
+    state_directory: what outlives the stack, see `state.py`; without one nothing does, though services may be restarted.
+    """
 
     checkpoint: Path
     host: str = "127.0.0.1"
@@ -37,6 +41,7 @@ class StackOptions:
     log_level: str = "info"
     log_format: str = "console"
     variables: Mapping[str, str] = field(default_factory=dict)
+    state_directory: Path | None = None
 
 
 class _Child:
@@ -134,14 +139,15 @@ class Stack:
         for service in ("CACHE", "WORKER", "ROUTER"):
             addresses[f"HYPIC_{service}_LOG_LEVEL"] = options.log_level
             addresses[f"HYPIC_{service}_LOG_FORMAT"] = options.log_format
-        # Receipts are signed with it: a restarted cache service then takes back what the worker still holds.
-        secret = {"HYPIC_CACHE_SECRET": os.environ.get("HYPIC_CACHE_SECRET") or secrets.token_hex(32)}
-        variables = {**addresses, **secret, **options.variables}
+        # What stands for the state directory is filled in at the start.
+        self._variables = {**addresses, **options.variables}
+        self._state_directory = options.state_directory
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         ready_url = f"{self.base_url}/health/ready"
         self._children = (
-            _Child("cache", variables, lambda: grpc_ready(cache_address)),
-            _Child("worker", variables, lambda: grpc_ready(worker_address)),
-            _Child("router", variables, lambda: http_ready(ready_url)),
+            _Child("cache", self._variables, lambda: grpc_ready(cache_address)),
+            _Child("worker", self._variables, lambda: grpc_ready(worker_address)),
+            _Child("router", self._variables, lambda: http_ready(ready_url)),
         )
 
     def pid(self, name: str) -> int:
@@ -152,9 +158,10 @@ class Stack:
         """Returns when all three are ready. Stops what it has started before it raises.
 
         Raises:
-            StackStartError: one of them did not come up.
+            StackStartError: one of them did not come up, or the state directory cannot be used.
         """
         try:
+            self._variables |= self._open_state()
             cache, worker, router = self._children
             await asyncio.gather(cache.start(), worker.start())
             await router.start()
@@ -166,6 +173,18 @@ class Stack:
         """The router first, so that running replies are finished while the others still serve them."""
         for child in reversed(self._children):
             await child.stop()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _open_state(self) -> dict[str, str]:
+        directory = self._state_directory
+        if directory is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="hypic-")
+            directory = Path(self._temporary.name)
+        try:
+            return state_variables(directory, {**os.environ, **self._variables})
+        except OSError as error:
+            raise StackStartError(f"{error}; name a folder that may be written with --state") from error
 
     async def wait_for_fault(self) -> str:
         """Waits until a child ends for good; returns its name."""

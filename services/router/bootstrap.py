@@ -22,6 +22,7 @@ from services.router.adapters.clients import GrpcDirectory, GrpcWorker
 from services.router.adapters.document_client import GrpcDocuments
 from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app
 from services.router.adapters.http_documents import DocumentSurface
+from services.router.adapters.http_pins import PinSurface
 from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey
 from services.router.adapters.metrics import MeteredRouter, RouterMetrics
 from services.router.adapters.parse import RequestParser
@@ -104,7 +105,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
         Door(gate, settings.max_body_bytes),
     )
     documents = GrpcDocuments(cache_channel, settings.cache_timeout_seconds)
-    library = Library(watch, LibraryServices(documents, directory, worker, background, policy))
+    library = Library(watch, LibraryServices(documents, documents, directory, worker, background, policy))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -118,7 +119,11 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
             await background.close(settings.cache_timeout_seconds)
             await _close(worker_channel, cache_channel)
 
-    return create_http_app(surface, DocumentSurface(library, gate, settings.max_body_bytes), lifespan)
+    pages = (
+        DocumentSurface(library, gate, settings.max_body_bytes).routes(),
+        PinSurface(library, gate, settings.max_body_bytes).routes(),
+    )
+    return create_http_app(surface, pages, lifespan)
 
 
 def _keys(settings: RouterSettings) -> Keys:

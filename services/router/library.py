@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from services.common.content import content_hash
-from services.common.errors import DeadlineError, HypicError, UnavailableError
+from services.common.errors import ConflictError, DeadlineError, HypicError, UnavailableError
 from services.common.telemetry import get_logger, new_request_id
 from services.router.background import Background
 from services.router.domain.lifecycle import (
@@ -26,6 +26,7 @@ from services.router.domain.lifecycle import (
     document_ref,
 )
 from services.router.domain.parts import Part, PartKind, Reason
+from services.router.domain.pins import PinDirectory, PinInfo, PinRefusedError
 from services.router.domain.plan import CacheEntry, EntryKind, Outcome, Served
 from services.router.domain.ports import CaptureBatch, CaptureOrder, Directory, PlanQuery
 from services.router.domain.request import Namespace
@@ -44,6 +45,7 @@ class LibraryServices:
     """What the library works with."""
 
     documents: DocumentDirectory
+    pins: PinDirectory
     directory: Directory
     worker: DroppingWorker
     background: Background
@@ -99,6 +101,21 @@ class Library:
         if kind is ScopeKind.DOCUMENT and not removal.num_documents and not removal.num_entries:
             raise DocumentNotFoundError(name)
         return await self._drop(removal)
+
+    async def pin(self, namespace: Namespace, document_id: str) -> PinInfo:
+        """Evict no segment state of a document, or of the whole tenant where the id is empty.
+
+        Raises:
+            PinRefusedError: pins would keep more than they may.
+        """
+        try:
+            return await _reach(self._services.pins.pin(namespace, document_id))
+        except ConflictError as error:
+            raise PinRefusedError(str(error)) from error
+
+    async def unpin(self, namespace: Namespace, document_id: str) -> PinInfo:
+        """Take a pin back, where there is one."""
+        return await _reach(self._services.pins.unpin(namespace, document_id))
 
     async def _capture(self, namespace: Namespace, model: ServedModel, draft: DocumentDraft, part: Part) -> str:
         """Why no state is stored; empty when one is."""

@@ -25,8 +25,8 @@ class Profile:
 
     prime is text run ahead of a segment at capture; document_open and document_close wrap a document's title and text, and
     belong to the segment. Prime and wrapper may name special tokens. The seam window has at least `seam_window` tokens,
-    grows with the segment to `seam_share` of it, and has at most `seam_window_max`. The last five fields say how transitions and
-    end states are stored, see `StateEncoding`.
+    grows with the segment to `seam_share` of it, and has at most `seam_window_max`. The last six fields say how transitions,
+    end states and convolution tails are stored, see `StateEncoding`.
 
     Raises:
         ProfileError: a field is out of range.
@@ -43,6 +43,7 @@ class Profile:
     slow_transition: str = EXACT.slow_transition.value
     slow_decay: float = EXACT.slow_decay
     negligible_decay: float = EXACT.negligible_decay
+    conv_tail: str = EXACT.conv_tail.value
 
     def __post_init__(self) -> None:
         if not 0 <= self.seam_window <= MAX_SEAM_WINDOW:
@@ -54,7 +55,7 @@ class Profile:
                 f"seam_window_max must lie between seam_window, {self.seam_window}, and {MAX_SEAM_WINDOW},"
                 f" not {self.seam_window_max}"
             )
-        for name in ("end_state", "transition", "slow_transition"):
+        for name in ("end_state", "transition", "slow_transition", "conv_tail"):
             if getattr(self, name) not in list(Precision):
                 raise ProfileError(f"{name} must be one of {', '.join(Precision)}, not {getattr(self, name)!r}")
         try:
@@ -69,13 +70,14 @@ class Profile:
 
     @property
     def encoding(self) -> StateEncoding:
-        """How transitions and end states are stored."""
+        """How transitions, end states and tails are stored."""
         return StateEncoding(
             Precision(self.end_state),
             Precision(self.transition),
             Precision(self.slow_transition),
             self.slow_decay,
             self.negligible_decay,
+            Precision(self.conv_tail),
         )
 
     def digest(self, model_revision: str, dtype: str) -> str:

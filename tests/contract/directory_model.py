@@ -5,6 +5,7 @@ It knows nothing of the adapters' tables, so that an error in their bookkeeping 
 
 from dataclasses import dataclass, field
 
+from services.cache.domain.directory import PinReply
 from services.cache.domain.values import Limits, PlanOutcome, PublishOutcome
 
 __all__ = ["DirectoryModel", "ModelRecord", "ModelTicket", "tenant_of"]
@@ -201,18 +202,27 @@ class DirectoryModel:
         self._tidy()
         return len(fallen)
 
-    def pin(self, scope: str) -> int:
-        """Let nothing of a tenant or content be evicted; the number of its entries."""
+    def pin(self, scope: str) -> PinReply | None:
+        """Let nothing of a tenant or content be evicted; None when pins would keep too much."""
+        if scope not in self.pinned and self._promised(self.pinned | {scope}) > self.limits.pin_limit_bytes:
+            return None
         self.pinned.add(scope)
-        return self._num_of(scope)
+        return self._pin_reply(scope)
 
-    def unpin(self, scope: str) -> int:
-        """End a pin; the number of the scope's entries."""
+    def unpin(self, scope: str) -> PinReply:
+        """End a pin."""
         self.pinned.discard(scope)
-        return self._num_of(scope)
+        return self._pin_reply(scope)
 
-    def _num_of(self, scope: str) -> int:
-        return sum(scope in (entry.name, tenant_of(entry.name)) for entry in self.entries)
+    def _pin_reply(self, scope: str) -> PinReply:
+        found = [entry for entry in self.entries if scope in (entry.name, tenant_of(entry.name))]
+        return PinReply(len(found), self._promised(self.pinned), self.limits.pin_limit_bytes)
+
+    def _promised(self, scopes: set[str]) -> int:
+        tenants = {scope for scope in scopes if "/" not in scope}
+        others = [entry for entry in self.entries if entry.name in scopes and tenant_of(entry.name) not in tenants]
+        budget = self.limits.namespace_budget_bytes or self.limits.budget_bytes
+        return budget * len(tenants) + _held(others, "")
 
     def change_keys(self, names: set[str]) -> None:
         """These contents have other keys from now on, which nobody has seen."""
@@ -238,10 +248,20 @@ class DirectoryModel:
         """Registrations end."""
         self.records = {name: record for name, record in self.records.items() if name not in names}
 
-    def lose_memory(self) -> None:
-        """The directory restarts empty, and every living worker's receipts bring its copies back."""
-        self.leases, self.pins, self.records = {}, set(), {}
-        self.clock, self.seen, self.sightings, self.pinned = 0.0, {}, {}, set()
+    def lose_everything(self) -> None:
+        """The directory restarts without any memory, and takes nothing back."""
+        self.lose_documents()
+        self.restart()
+        self.entries = []
+
+    def lose_documents(self) -> None:
+        """Registrations and pins of scopes are forgotten."""
+        self.records, self.pinned = {}, set()
+
+    def restart(self) -> None:
+        """Leases, tickets and uses are forgotten, and every living worker's receipts bring its copies back."""
+        self.leases, self.pins = {}, set()
+        self.clock, self.seen, self.sightings = 0.0, {}, {}
         for ticket in self.tickets:
             ticket.ended = ticket.ended if ticket.ended == "published" else "lost"
         for entry in self.entries:

@@ -4,18 +4,24 @@ import asyncio
 import secrets
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 
+import redis
+
+from services.cache.adapters.journal import JournalFile
 from services.cache.adapters.memory import MemoryDirectory
 from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
 from services.cache.domain.cache import NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy, SegmentCache
+from services.cache.domain.changes import ForgetfulJournal
 from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder, RegisterReply
 from services.cache.domain.documents import DocumentRegistry
+from services.cache.domain.pins import Pins
 from services.cache.domain.values import DocumentRecord, EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
 
-__all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig", "digest", "gather_plans", "rig_over"]
+__all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig", "digest", "gather_plans", "journaled_rig", "rig_over"]
 
 SECRET = b"a secret of the tests"
-LIMITS = Limits(budget_bytes=1000, ticket_seconds=60.0, worker_ttl_seconds=15.0, settle_seconds=5.0)
+LIMITS = Limits(budget_bytes=1000, ticket_seconds=60.0, worker_ttl_seconds=15.0, settle_seconds=5.0, pinned_share=1.0)
 
 
 @dataclass(slots=True)
@@ -46,6 +52,7 @@ class Rig:
     directory: Directory
     cache: SegmentCache
     documents: DocumentRegistry
+    pins: Pins
     redis_url: str = ""
     receipts: dict[tuple[str, bytes], bytes] = field(default_factory=dict)
 
@@ -123,20 +130,32 @@ class Rig:
         return set(await self.cache.heartbeat(worker, f"{worker}.test:7201", resident))
 
 
-def create_rig(kind: str, redis_url: str, limits: Limits = LIMITS, clock: Clock | None = None) -> Rig:
-    """A rig over an empty directory."""
+def create_rig(
+    kind: str, redis_url: str, limits: Limits = LIMITS, clock: Clock | None = None, life: str = "one life"
+) -> Rig:
+    """A rig over a directory that holds nothing; with the same `life` it takes back what another one has published."""
     clock = clock or Clock()
     directory: Directory
     if kind == "memory":
-        directory = MemoryDirectory(limits, clock)
+        directory = MemoryDirectory(limits, clock, ForgetfulJournal(life))
     else:
-        directory = RedisDirectory(RedisAddress(redis_url, f"test-{secrets.token_hex(6)}"), limits, clock)
+        prefix = f"test-{secrets.token_hex(6)}"
+        with redis.Redis.from_url(redis_url) as client:
+            client.set(f"{{{prefix}}}:life", life)
+        directory = RedisDirectory(RedisAddress(redis_url, prefix), limits, clock)
     return rig_over(directory, kind, clock, redis_url)
+
+
+def journaled_rig(path: Path, limits: Limits = LIMITS, clock: Clock | None = None) -> Rig:
+    """A rig over an in-memory directory that remembers what this file holds."""
+    clock = clock or Clock()
+    return rig_over(MemoryDirectory(limits, clock, JournalFile(path, SECRET)), "memory", clock)
 
 
 def rig_over(directory: Directory, kind: str, clock: Clock, redis_url: str = "") -> Rig:
     """A rig over this directory."""
-    return Rig(kind, clock, directory, SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET), redis_url)
+    cache, documents = SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET)
+    return Rig(kind, clock, directory, cache, documents, Pins(directory, SECRET), redis_url)
 
 
 async def gather_plans(rig: Rig, count: int, *contents: str) -> list[PlanReply]:

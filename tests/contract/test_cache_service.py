@@ -119,19 +119,27 @@ async def test_a_part_from_cold_to_hit(service: Service) -> None:
         await service.stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=DEADLINE_SECONDS)
 
 
-async def test_a_restarted_service_is_rebuilt_by_heartbeats(service: Service) -> None:
-    await service.beat()
-    planned = (await service.plan()).entries[0]
-    receipt = (await service.publish(planned)).receipt
-    resident = pb.ResidentEntry(key=planned.key, tier="gpu", receipt=receipt)
-    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET)
-    async with running(settings) as restarted:
+async def test_a_restarted_service_is_rebuilt_by_heartbeats(tmp_path: Path) -> None:
+    """Over its journal and under its secret; another one takes nothing back."""
+
+    def settings(**more: object) -> CacheSettings:
+        return CacheSettings.from_environment(listen_address="127.0.0.1:0", **more)
+
+    kept = settings(secret=SECRET, journal_file=tmp_path / "journal")
+    async with running(kept) as service:
+        await service.beat()
+        await service.register(tags=["hr"])
+        planned = (await service.plan()).entries[0]
+        receipt = (await service.publish(planned)).receipt
+        resident = pb.ResidentEntry(key=planned.key, tier="gpu", receipt=receipt)
+    async with running(kept) as restarted:
         assert list((await restarted.beat(resident)).drop_keys) == []
         hit = (await restarted.plan()).entries[0]
         assert (hit.outcome, hit.holders[0].tier) == (pb.PLAN_OUTCOME_HIT, "gpu")
-    other = CacheSettings.from_environment(listen_address="127.0.0.1:0")
-    async with running(other) as stranger:
-        assert list((await stranger.beat(resident)).drop_keys) == [planned.key]
+        assert (await restarted.register(tags=["hr"])).outcome == pb.REGISTER_OUTCOME_UNCHANGED
+    for strange in (settings(), settings(secret=SECRET), settings(secret=SECRET, journal_file=tmp_path / "other")):
+        async with running(strange) as stranger:
+            assert list((await stranger.beat(resident)).drop_keys) == [planned.key]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +165,9 @@ async def test_invalidation(service: Service, scope: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("scope", [{"document_id": "d"}, {"whole_tenant": True}], ids=["document", "tenant"])
 async def test_what_is_pinned_makes_no_room(scope: dict[str, Any]) -> None:
-    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET, budget_bytes=1500)
+    settings = CacheSettings.from_environment(
+        listen_address="127.0.0.1:0", secret=SECRET, budget_bytes=1500, pinned_share=1.0
+    )
     pin = pb.PinRequest(namespace=pb.Namespace(tenant="acme"), **scope)
     entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"o" * 32, num_tokens=400)
     other = pb.PlanRequest(
@@ -170,7 +180,10 @@ async def test_what_is_pinned_makes_no_room(scope: dict[str, Any]) -> None:
         await service.stub.Release(pb.ReleaseRequest(lease_id=plan.lease_id), timeout=DEADLINE_SECONDS)
         outcomes = []
         for settle in (service.stub.Pin, service.stub.Unpin):
-            assert (await settle(pin, timeout=DEADLINE_SECONDS)).num_entries == 1
+            reply = await settle(pin, timeout=DEADLINE_SECONDS)
+            assert (reply.num_entries, reply.limit_bytes) == (1, 1500)
+            promised = 1500 if "whole_tenant" in scope else 1000
+            assert reply.promised_bytes == (promised if settle is service.stub.Pin else 0)
             planned = await service.stub.Plan(other, timeout=DEADLINE_SECONDS)
             outcomes.append((await service.publish(planned.entries[0])).outcome)
             await service.stub.Release(pb.ReleaseRequest(lease_id=planned.lease_id), timeout=DEADLINE_SECONDS)
@@ -353,3 +366,19 @@ def test_a_bad_setting_ends_the_process_with_status_2() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "secret" in done.stderr
+
+
+def test_a_journal_that_cannot_be_used_ends_the_process_with_status_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environment = {
+        **os.environ,
+        "HYPIC_CACHE_LISTEN_ADDRESS": "127.0.0.1:0",
+        "HYPIC_CACHE_SECRET": SECRET,
+        "HYPIC_CACHE_JOURNAL_FILE": str(tmp_path / "file" / "journal"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    command = [sys.executable, "-c", "from services.cache.bootstrap import main; main()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "HYPIC_CACHE_JOURNAL_FILE" in done.stderr
+    assert "Traceback" not in done.stderr

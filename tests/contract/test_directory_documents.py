@@ -146,8 +146,8 @@ async def test_a_tag_takes_its_documents_and_no_others(rig: Rig) -> None:
     assert await rig.invalidate_tag("acme", "hr") == 0
 
 
-async def test_a_tag_holds_after_a_lost_memory(rig: Rig) -> None:
-    """Registrations are lost with the directory; what is stored still falls with the tags that it was stored under."""
+async def test_a_tag_holds_without_its_registration(rig: Rig) -> None:
+    """What is stored still falls with the tags that it was stored under: its receipt names them."""
     await rig.register("x", "v1", "hr")
     key = await store(rig, "v1")
     reborn = create_rig(rig.kind, rig.redis_url, clock=rig.clock)

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -11,11 +13,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from services.cache.domain.directory import PlannedEntry
-from services.cache.domain.errors import UnknownLeaseError, UnknownWorkerError
+from services.cache.domain.cache import ResidentCopy
+from services.cache.domain.directory import PinReply, PlannedEntry
+from services.cache.domain.errors import PinLimitError, UnknownLeaseError, UnknownWorkerError
 from services.cache.domain.values import Limits, PlanOutcome, RegisterOutcome
 from tests.contract.directory_model import DirectoryModel, ModelRecord, ModelTicket, tenant_of
-from tests.contract.directory_rig import LIMITS, Clock, create_rig
+from tests.contract.directory_rig import LIMITS, Clock, Rig, create_rig, journaled_rig
 from tests.redis_server import RedisServer
 
 CONTENTS = ("a", "b", "c", "d", "e", "f")
@@ -23,7 +26,7 @@ NAMES = st.sampled_from(CONTENTS)
 # Two tenants with a namespace each, and the public one that they share.
 TENANTS = st.sampled_from(["acme", "acme", "other", "public"])
 TAGS = st.sampled_from([frozenset(), frozenset({"t1"}), frozenset({"t1", "t2"})])
-BUDGETS = replace(LIMITS, namespace_budget_bytes=800)
+BUDGETS = replace(LIMITS, namespace_budget_bytes=800, pinned_share=0.9)
 # No sums of what `advance` offers, so that nothing depends on the microsecond.
 STRICT = replace(BUDGETS, share_seconds=40.25, entry_ttl_seconds=150.25, min_uses=2)
 WORKERS = st.sampled_from(["w1", "w2"])
@@ -46,7 +49,11 @@ class DirectoryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.rig = create_rig(self.kind, self.redis_url, self.limits, Clock())
+        self.folder = tempfile.TemporaryDirectory()
+        self.lives = 0
+        # Receipts of copies that have fallen since, whose workers may not have heard of it.
+        self.fallen: list[tuple[str, ResidentCopy]] = []
+        self.rig = self.new_life(Clock())
         self.model = DirectoryModel(self.limits, self.rig.clock.now)
         self.lease_ids: list[str] = []
         self.tickets: list[tuple[ModelTicket, PlannedEntry]] = []
@@ -58,6 +65,18 @@ class DirectoryMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.run(self.rig.directory.close())
         self.runner.close()
+        self.folder.cleanup()
+
+    def new_life(self, clock: Clock) -> Rig:
+        """A directory without any memory."""
+        self.lives += 1
+        if self.kind == "memory":
+            return journaled_rig(self.journal, self.limits, clock)
+        return create_rig(self.kind, self.redis_url, self.limits, clock, life=str(self.lives))
+
+    @property
+    def journal(self) -> Path:
+        return Path(self.folder.name) / f"journal {self.lives}"
 
     @rule(names=st.lists(NAMES, min_size=1, max_size=4), seconds=SECONDS, tenant=TENANTS)
     def plan(self, names: list[str], seconds: float, tenant: str) -> None:
@@ -98,7 +117,18 @@ class DirectoryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tickets)
     @rule(recent=RECENT, worker=WORKERS, size=st.sampled_from([100, 300, 500, 1100]))
     def publish(self, recent: int, worker: str, size: int) -> None:
-        ticket, planned = self.tickets[max(len(self.tickets) - 1 - recent, 0)]
+        self._publish(*self.tickets[max(len(self.tickets) - 1 - recent, 0)], worker, size)
+
+    @rule(names=st.lists(NAMES, min_size=1, max_size=3), tenant=TENANTS, worker=WORKERS)
+    def store(self, names: list[str], tenant: str, worker: str) -> None:
+        """A whole request, from its plan to the end of its lease."""
+        self.plan(names, 30.0, tenant)
+        lease = len(self.lease_ids) - 1
+        for ticket, planned in [own for own in self.tickets if own[0].lease == lease]:
+            self._publish(ticket, planned, worker, 100)
+        self.release(0)
+
+    def _publish(self, ticket: ModelTicket, planned: PlannedEntry, worker: str, size: int) -> None:
         expected = self.model.publish(ticket, planned.key, worker, size)
         if expected is None:
             with pytest.raises(UnknownWorkerError):
@@ -125,6 +155,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(content=NAMES, tenant=TENANTS)
     def invalidate_document(self, content: str, tenant: str) -> None:
+        self._note_fall({f"{tenant}/{content}"})
         removed = self.run(self.rig.invalidate_document(tenant, f"doc-{content}"))
         assert removed == self.model.invalidate({f"{tenant}/{content}"})
         self.model.forget({f"{tenant}/{content}"})
@@ -132,20 +163,29 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(content=NAMES, tenant=TENANTS, pinned=st.booleans())
     def pin_document(self, content: str, tenant: str, pinned: bool) -> None:
-        cache, model = self.rig.cache, self.model
-        change, expected = (cache.pin_document, model.pin) if pinned else (cache.unpin_document, model.unpin)
-        assert self.run(change(tenant, f"doc-{content}")) == expected(f"{tenant}/{content}")
+        pins, name = self.rig.pins, f"doc-{content}"
+        change = pins.pin_document(tenant, name) if pinned else pins.unpin_document(tenant, name)
+        self._settle_pin(change, f"{tenant}/{content}", pinned)
 
     @rule(tenant=TENANTS, pinned=st.sampled_from([True, False, False]))
     def pin_tenant(self, tenant: str, pinned: bool) -> None:
-        cache, model = self.rig.cache, self.model
-        change, expected = (cache.pin_tenant, model.pin) if pinned else (cache.unpin_tenant, model.unpin)
-        assert self.run(change(tenant)) == expected(tenant)
+        pins = self.rig.pins
+        self._settle_pin(pins.pin_tenant(tenant) if pinned else pins.unpin_tenant(tenant), tenant, pinned)
+
+    def _settle_pin(self, change: Coroutine[Any, Any, PinReply], scope: str, pinned: bool) -> None:
+        expected = self.model.pin(scope) if pinned else self.model.unpin(scope)
+        if expected is None:
+            with pytest.raises(PinLimitError):
+                self.run(change)
+        else:
+            assert self.run(change) == expected
 
     @rule(content=NAMES, tenant=TENANTS, is_newer=st.booleans(), tags=TAGS)
     def register(self, content: str, tenant: str, is_newer: bool, tags: frozenset[str]) -> None:
         """The content itself becomes current, or one that no plan of this machine carries."""
         name = f"{tenant}/{content}"
+        if self.model.records.get(name) != ModelRecord("newer" if is_newer else name, tags):
+            self._note_fall({name})
         expected = self.model.register(name, ModelRecord("newer" if is_newer else name, tags))
         current = "newer" if is_newer else content
         reply = self.run(self.rig.register(f"doc-{content}", current, *sorted(tags), tenant=tenant))
@@ -155,6 +195,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     @rule(tag=st.sampled_from(["t1", "t2"]), tenant=TENANTS)
     def invalidate_tag(self, tag: str, tenant: str) -> None:
         names = {name for name in self.model.names_of(tag) if tenant_of(name) == tenant}
+        self._note_fall(names)
         assert self.run(self.rig.invalidate_tag(tenant, tag)) == self.model.invalidate(names)
         self.model.forget({name for name in names if tag in self.tags_of(name)})
 
@@ -165,6 +206,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     @rule(scope=st.sampled_from(["tenant", "model", "stranger"]), tenant=TENANTS)
     def invalidate_all(self, scope: str, tenant: str) -> None:
         names = {f"{each}/{content}" for each in ("acme", "other", "public") for content in CONTENTS}
+        self._note_fall({name for name in names if scope == "model" or (scope, tenant_of(name)) == ("tenant", tenant)})
         if scope == "model":
             assert self.run(self.rig.invalidate_model("model-1")) == self.model.invalidate(names)
             self.model.change_keys(names)
@@ -183,16 +225,54 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.model.heartbeat(worker, listed)
         assert self.run(self.rig.beat(worker, self._keys(listed))) == set()
 
-    @rule()
-    def lose_memory(self) -> None:
-        """The directory starts anew without anything; what living workers hold comes back by their receipts."""
+    def _note_fall(self, names: set[str]) -> None:
+        """These contents are about to be invalidated."""
+        keys = self._keys(names)
+        fallen = [(worker, key) for worker, key in self.rig.receipts if key in keys]
+        self.fallen += [(own[0], ResidentCopy(own[1], "host", self.rig.receipts[own])) for own in fallen]
+
+    @rule(remembers=st.sampled_from([True, True, True, False]))
+    def begin_anew(self, remembers: bool) -> None:
+        self._restart() if remembers else self._lose_everything()
+
+    def _restart(self) -> None:
+        """What living workers hold comes back by their receipts, and nothing that has fallen.
+
+        The Redis that is restarted has lost all data but its life, and with that what it knew of invalidations.
+        """
         self.run(self.rig.directory.close())
-        receipts = self.rig.receipts
-        self.rig = create_rig(self.kind, self.redis_url, self.limits, self.rig.clock)
+        receipts, clock = self.rig.receipts, self.rig.clock
+        if self.kind == "memory":
+            self.rig = journaled_rig(self.journal, self.limits, clock)
+        else:
+            self.rig = create_rig(self.kind, self.redis_url, self.limits, clock, life=str(self.lives))
+            self.model.lose_documents()
+            self.fallen = []
         self.rig.receipts = receipts
         for worker in self.model.workers:
-            assert self.run(self.rig.beat(worker, self._keys(self.model.held_by(worker)))) == set()
-        self.model.lose_memory()
+            held = self._keys(self.model.held_by(worker))
+            fallen = {copy.key: copy for name, copy in self.fallen if name == worker and copy.key not in held}
+            self._offer(worker, [self._copy(worker, key) for key in held], list(fallen.values()))
+        self.model.restart()
+
+    def _lose_everything(self) -> None:
+        """A directory that remembers nothing takes nothing back."""
+        self.run(self.rig.directory.close())
+        receipts = self.rig.receipts
+        self.rig = self.new_life(self.rig.clock)
+        self.rig.receipts = receipts
+        for worker in self.model.workers:
+            self._offer(worker, [], [self._copy(worker, key) for key in self._keys(self.model.held_by(worker))])
+        self.model.lose_everything()
+        self.fallen = []
+
+    def _copy(self, worker: str, key: bytes) -> ResidentCopy:
+        return ResidentCopy(key, "host", self.rig.receipts[worker, key])
+
+    def _offer(self, worker: str, good: list[ResidentCopy], bad: list[ResidentCopy]) -> None:
+        """A heartbeat that lists copies that are taken back, and others that are to be dropped."""
+        dropped = self.run(self.rig.cache.heartbeat(worker, f"{worker}.test:7201", [*bad, *good]))
+        assert set(dropped) == {copy.key for copy in bad}
 
     def _keys(self, names: set[str]) -> list[bytes]:
         return [self.key_of(entry.ticket) for entry in self.model.entries if entry.name in names]

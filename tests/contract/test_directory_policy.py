@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from services.cache.domain.directory import PinReply
+from services.cache.domain.errors import PinLimitError
 from services.cache.domain.values import EntryKind, Limits, PlanOutcome, PublishOutcome
 from tests.contract.directory_rig import LIMITS, Rig, create_rig
 from tests.redis_server import RedisServer
@@ -113,20 +115,20 @@ async def test_a_tenant_keeps_its_own_bound(make: MakeRig) -> None:
 
 async def test_a_pinned_document_is_never_evicted(rig: Rig) -> None:
     await rig.store("a", size=400)
-    assert await rig.cache.pin_document("acme", "doc-a") == 1
+    assert await rig.pins.pin_document("acme", "doc-a") == PinReply(1, 400, 1000)
     for number in range(10):
         await rig.store(f"new {number}", size=600)
     assert await rig.outcomes("a") == [HIT]
     reply = await rig.plan("large")
     assert (await rig.publish(reply.entries[0], size=700)).outcome is PublishOutcome.OVER_BUDGET
     await rig.cache.release(reply.lease_id)
-    assert await rig.cache.unpin_document("acme", "doc-a") == 1
+    assert await rig.pins.unpin_document("acme", "doc-a") == PinReply(1, 0, 1000)
     await rig.store("large", size=1000)
     assert await rig.outcomes("a") == [COLD]
 
 
 async def test_a_pin_holds_for_what_is_stored_later_and_ends_with_invalidation(rig: Rig) -> None:
-    assert await rig.cache.pin_document("acme", "doc-a") == 0
+    assert await rig.pins.pin_document("acme", "doc-a") == PinReply(0, 0, 1000)
     await rig.store("a", size=400)
     await rig.store("b", size=600)
     await rig.store("c", size=600)
@@ -139,7 +141,7 @@ async def test_a_pin_holds_for_what_is_stored_later_and_ends_with_invalidation(r
 
 async def test_another_document_id_can_pin_what_is_stored_already(rig: Rig) -> None:
     await rig.store("a", size=400)
-    await rig.cache.pin_document("acme", "favourite")
+    await rig.pins.pin_document("acme", "favourite")
     lease = await rig.plan("a", document="favourite")
     await rig.cache.release(lease.lease_id)
     await rig.store("b", size=600)
@@ -149,21 +151,71 @@ async def test_another_document_id_can_pin_what_is_stored_already(rig: Rig) -> N
 
 async def test_a_whole_tenant_can_be_pinned_within_its_bound(make: MakeRig) -> None:
     rig = await make(replace(LIMITS, namespace_budget_bytes=500))
-    await rig.cache.pin_tenant("acme")
+    await rig.pins.pin_tenant("acme")
     await rig.store("a", "b", size=250)
     reply = await rig.plan("c")
     assert (await rig.publish(reply.entries[0], size=250)).outcome is PublishOutcome.OVER_BUDGET
     await rig.store("theirs", size=500, tenant="other")
     assert await rig.outcomes("a", "b") == [HIT, HIT]
-    await rig.cache.unpin_tenant("acme")
+    await rig.pins.unpin_tenant("acme")
     await rig.store("c", size=250)
     assert (await rig.outcomes("a", "b", "c")).count(HIT) == 2
+
+
+async def test_pins_keep_no_more_than_their_share(make: MakeRig) -> None:
+    """A tenant counts with its budget, whatever it holds; a document with what is stored when it is pinned."""
+    rig = await make(replace(LIMITS, namespace_budget_bytes=300, pinned_share=0.5))
+    await rig.store("a", "b", size=100)
+    await rig.store("c", "d", size=110, tenant="other")
+    assert await rig.pins.pin_tenant("acme") == PinReply(2, 300, 500)
+    # A document of a pinned tenant counts with it.
+    assert (await rig.pins.pin_document("acme", "doc-a")).promised_bytes == 300
+    assert await rig.pins.pin_document("other", "doc-c") == PinReply(1, 410, 500)
+    with pytest.raises(PinLimitError, match=r"pins would keep 520 bytes .* of 500") as refused:
+        await rig.pins.pin_document("other", "doc-d")
+    assert (refused.value.promised_bytes, refused.value.limit_bytes) == (520, 500)
+    # What is pinned already may be pinned again, and what was refused is not.
+    assert (await rig.pins.pin_document("other", "doc-c")).promised_bytes == 410
+    described = [await rig.documents.describe("other", name) for name in ("doc-c", "doc-d")]
+    assert [one.is_pinned for one in described if one] == [True, False]
+    with pytest.raises(PinLimitError):
+        await rig.pins.pin_tenant("other", 301)
+    await rig.pins.unpin_document("other", "doc-c")
+    assert (await rig.pins.unpin_tenant("acme")).promised_bytes == 100
+    assert await rig.pins.pin_tenant("other", 220) == PinReply(2, 320, 500)
+
+
+async def test_a_pin_is_shown_with_its_document(rig: Rig) -> None:
+    await rig.register("doc-a", "a")
+    await rig.store("a", "b")
+    assert await rig.documents.describe("acme", "ahead") is None
+    await rig.pins.pin_document("acme", "doc-a")
+    await rig.pins.pin_document("acme", "ahead")
+    described = [await rig.documents.describe("acme", name) for name in ("doc-a", "doc-b", "ahead", "unknown")]
+    assert [one and one.is_pinned for one in described] == [True, False, True, None]
+    assert [one.is_pinned for one in (await rig.documents.page("acme", "", 10)).documents] == [True]
+    await rig.pins.pin_tenant("acme")
+    described = [await rig.documents.describe("acme", name) for name in ("doc-b", "unknown")]
+    assert [one and one.is_pinned for one in described] == [True, None]
+
+
+async def test_snapshots_with_a_pinned_document_are_evicted_as_ever(rig: Rig) -> None:
+    """Else every prompt with it would leave one that stays for ever."""
+    await rig.pins.pin_document("acme", "doc-a")
+    await rig.store("a", size=200)
+    reply = await rig.plan("chain", document="doc-a", kind=EntryKind.PREFIX)
+    await rig.publish(reply.entries[0], size=700)
+    await rig.cache.release(reply.lease_id)
+    await rig.store("b", size=700)
+    assert await rig.outcomes("a", "b") == [HIT, HIT]
+    again = await rig.plan("chain", document="doc-a", kind=EntryKind.PREFIX)
+    assert again.entries[0].outcome is COLD
 
 
 async def test_an_entry_leaves_with_its_age(make: MakeRig) -> None:
     rig = await make(replace(LIMITS, entry_ttl_seconds=100.0))
     (key,) = await rig.store("a")
-    await rig.cache.pin_tenant("acme")
+    await rig.pins.pin_tenant("acme")
     for _ in range(9):
         rig.clock.now += 11
         assert await rig.beat("w1", [key]) == set()

@@ -14,7 +14,7 @@ HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
 
 @pytest.fixture
 async def reborn(rig: Rig) -> AsyncIterator[Rig]:
-    """The same service after it lost its memory: the secret, the clock and the workers' receipts remain."""
+    """The same service after it lost all but its life: the secret, the clock and the workers' receipts remain."""
     fresh = create_rig(rig.kind, rig.redis_url, clock=rig.clock)
     fresh.receipts = rig.receipts
     yield fresh

@@ -11,28 +11,37 @@ import pytest
 import redis.asyncio
 
 from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
-from services.cache.domain.cache import SegmentCache
-from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import DirectoryUnavailableError
 from services.cache.domain.values import PlanOutcome
-from tests.contract.directory_rig import LIMITS, SECRET, Rig, create_rig
-from tests.redis_server import RedisServer
+from tests.contract.directory_rig import LIMITS, Clock, create_rig, rig_over
+from tests.redis_server import WHEEL_REDIS, RedisServer
 
 
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
-    """A server that a test may stop and start."""
+    """A server that a test may stop and start; it has lost everything then."""
+    yield from _own_server()
+
+
+@pytest.fixture
+def lasting_server() -> Iterator[RedisServer]:
+    """A server that keeps all that it has answered."""
+    yield from _own_server("--appendonly", "yes", "--appendfsync", "always")
+
+
+def _own_server(*options: str) -> Iterator[RedisServer]:
     with tempfile.TemporaryDirectory(prefix="hypic-redis-") as folder:
-        server = RedisServer(Path(folder))
+        server = RedisServer(Path(folder), WHEEL_REDIS, *options)
         server.start()
         yield server
         server.stop()
 
 
 async def test_an_outage_is_reported_at_once_and_ends_with_it(own_server: RedisServer) -> None:
+    """What the workers hold is of no use to a Redis that has lost what it knew of invalidations."""
     rig = create_rig("redis", own_server.url)
     await rig.beat("w1")
-    await rig.store("a")
+    (key,) = await rig.store("a")
     own_server.stop()
     for _ in range(2):
         started = time.monotonic()
@@ -41,8 +50,28 @@ async def test_an_outage_is_reported_at_once_and_ends_with_it(own_server: RedisS
         assert time.monotonic() - started < 5
     own_server.start()
     assert await rig.outcomes("a") == [PlanOutcome.COLD]
-    await rig.beat("w1", [key for _, key in rig.receipts])
+    assert await rig.beat("w1", [key]) == {key}
+    assert await rig.outcomes("a") == [PlanOutcome.COLD]
+    assert await rig.store("a") == [key]
     assert await rig.outcomes("a") == [PlanOutcome.HIT]
+    await rig.directory.check_integrity()
+    await rig.directory.close()
+
+
+async def test_a_redis_that_keeps_its_data_goes_on_where_it_was_killed(lasting_server: RedisServer) -> None:
+    """Whoever was away meanwhile brings back what may still be used."""
+    rig = create_rig("redis", lasting_server.url)
+    await rig.beat("w1")
+    await rig.register("x", "v1", "hr")
+    await rig.pins.pin_document("acme", "x")
+    revoked, kept = await rig.store("a", "b")
+    rig.clock.now += 16
+    await rig.invalidate_document("acme", "doc-a")
+    lasting_server.kill()
+    lasting_server.start()
+    assert await rig.beat("w1", [revoked, kept]) == {revoked}
+    assert await rig.outcomes("a", "b") == [PlanOutcome.COLD, PlanOutcome.HIT]
+    assert await rig.documents.describe("acme", "x") is not None
     await rig.directory.check_integrity()
     await rig.directory.close()
 
@@ -70,10 +99,7 @@ async def test_replicas_share_one_directory_on_the_servers_clock(redis_server: R
     rigs = []
     for _ in range(2):
         directory = RedisDirectory(RedisAddress(redis_server.url, prefix), LIMITS)
-        rig = create_rig("memory", "")
-        rigs.append(
-            Rig("redis", rig.clock, directory, SegmentCache(directory, SECRET), DocumentRegistry(directory, SECRET))
-        )
+        rigs.append(rig_over(directory, "redis", Clock()))
     await rigs[0].beat("w1")
     plans = await asyncio.gather(*(rig.plan("a") for rig in rigs for _ in range(20)))
     cold = [reply.entries[0] for reply in plans if reply.entries[0].outcome is PlanOutcome.COLD]
@@ -111,6 +137,6 @@ async def test_a_released_directory_leaves_no_keys_behind(own_server: RedisServe
     await rig.directory.usage()
     client = redis.asyncio.Redis.from_url(own_server.url, decode_responses=True)
     left = {name.split(":", 1)[1] async for name in client.scan_iter()}
-    assert left == {"bytes", "sequence"}
+    assert left == {"bytes", "life", "sequence"}
     await client.aclose()
     await rig.directory.close()

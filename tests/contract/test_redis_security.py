@@ -27,7 +27,7 @@ RIGHTS = ("resetchannels", "-@all", "+@read", "+@write", "+@connection", "+@scri
 
 def configured(**settings: object) -> Directory:
     """The directory that a service with these settings uses."""
-    return create_directory(CacheSettings.from_environment(directory="redis", secret="s" * 32, **settings))
+    return create_directory(CacheSettings.from_environment(directory="redis", secret="s" * 32, **settings), b"s" * 32)
 
 
 async def exercise(rig: Rig) -> None:

@@ -12,8 +12,8 @@ SURFACES = {
     "services.router.bootstrap": ["RouterServer", "bind", "create_app", "create_server", "main", "serve"],
     "services.cache.bootstrap": ["CacheProcess", "create_directory", "main", "run", "serve", "start"],
     "services.cache.domain.directory": [
-        "Claim", "Copy", "Directory", "DocumentRef", "HeartbeatReply", "PlanOrder", "PlanReply", "PlannedEntry",
-        "PublishOrder", "PublishReply", "RegisterOrder", "RegisterReply", "Ticket", "Usage", "Wanted",
+        "Claim", "Copy", "Directory", "DocumentRef", "HeartbeatReply", "PinReply", "PlanOrder", "PlanReply",
+        "PlannedEntry", "PublishOrder", "PublishReply", "RegisterOrder", "RegisterReply", "Ticket", "Usage", "Wanted",
     ],
     "services.worker.bootstrap": ["main"],
     "services.worker.serving": ["serve"],

@@ -611,16 +611,24 @@ class PinResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_ENTRIES_FIELD_NUMBER: _builtins.int
+    PROMISED_BYTES_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
     num_entries: _builtins.int
     """Published entries of the scope."""
+    promised_bytes: _builtins.int
+    """What all pins may keep: the budgets of pinned tenants, and what is stored now of other pinned documents."""
+    limit_bytes: _builtins.int
+    """The most that pins may promise."""
     def __init__(
         self,
         *,
         num_entries: _builtins.int = ...,
+        promised_bytes: _builtins.int = ...,
+        limit_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_entries", b"num_entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_bytes", b"limit_bytes", "num_entries", b"num_entries", "promised_bytes", b"promised_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -787,6 +795,9 @@ class DocumentDescription(_message.Message):
 
     REGISTERED_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    pinned: _builtins.bool
+    """Its states are never evicted: it is pinned, or all of its tenant's."""
     @_builtins.property
     def registered(self) -> Global___RegisteredDocument:
         """Absent for a document that requests named without registering it."""
@@ -800,10 +811,11 @@ class DocumentDescription(_message.Message):
         *,
         registered: Global___RegisteredDocument | None = ...,
         states: _abc.Iterable[Global___StoredState] | None = ...,
+        pinned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["registered", b"registered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["registered", b"registered", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pinned", b"pinned", "registered", b"registered", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,11 +6,18 @@ from itertools import groupby
 from hypic.v1 import cache_pb2 as pb
 
 from services.cache.adapters.messages import ENTRY_KINDS, holder_message
-from services.cache.domain.directory import RegisterReply
+from services.cache.domain.directory import PinReply, RegisterReply
 from services.cache.domain.documents import DocumentDescription, DocumentPage, key_digest
 from services.cache.domain.values import DocumentRecord, RegisterOutcome, Removal, RemovedCopy, StoredState
 
-__all__ = ["description_response", "document_record", "page_message", "register_message", "removal_message"]
+__all__ = [
+    "description_response",
+    "document_record",
+    "page_message",
+    "pin_message",
+    "register_message",
+    "removal_message",
+]
 
 # A worker learns of all its copies with its next heartbeat; these it can be told at once.
 _MAX_KEYS = 4096
@@ -29,6 +36,13 @@ def document_record(message: pb.RegisterDocumentRequest) -> DocumentRecord:
         tags=tuple(sorted(set(message.tags))),
         digest=message.document.digest,
         num_tokens=message.num_tokens,
+    )
+
+
+def pin_message(reply: PinReply) -> pb.PinResponse:
+    """The response to `Pin` and `Unpin`."""
+    return pb.PinResponse(
+        num_entries=reply.num_entries, promised_bytes=reply.promised_bytes, limit_bytes=reply.limit_bytes
     )
 
 
@@ -76,7 +90,9 @@ def page_message(page: DocumentPage) -> pb.ListDocumentsResponse:
 def _description_message(description: DocumentDescription) -> pb.DocumentDescription:
     record = description.record
     return pb.DocumentDescription(
-        registered=_record_message(record) if record else None, states=map(_state_message, description.states)
+        registered=_record_message(record) if record else None,
+        states=map(_state_message, description.states),
+        pinned=description.is_pinned,
     )
 
 

@@ -1,23 +1,38 @@
-"""The directory in this process's memory: the embedded default. Lost with the process; heartbeats rebuild it.
+"""The directory in this process's memory: the embedded default.
 
-Epochs are lost too, except those that a receipt teaches. An invalidation that is followed by a restart before the
-holders' next heartbeat can therefore be forgotten; deployments that depend on it use the Redis directory.
+Entries are lost with the process; heartbeats rebuild them. What must not be forgotten is written to a journal before a
+call returns: a copy that comes back with a heartbeat is believed only where the journal reaches back to its publish.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from typing_extensions import override
 
+from services.cache.adapters.memory_changes import apply, everything
+from services.cache.adapters.memory_pins import promised_bytes
+from services.cache.adapters.memory_publish import publish
 from services.cache.adapters.memory_restore import restore
+from services.cache.adapters.memory_snapshot import read_snapshot
 from services.cache.adapters.memory_state import Entry, Lease, OwnedTicket, Tables, Worker
 from services.cache.domain.admission import is_admitted
+from services.cache.domain.changes import (
+    Change,
+    ForgetfulJournal,
+    Invalidated,
+    Journal,
+    Pinned,
+    Registered,
+    Unpinned,
+)
 from services.cache.domain.directory import (
     Claim,
     Copy,
     Directory,
     HeartbeatReply,
+    PinReply,
     PlannedEntry,
     PlanOrder,
     PlanReply,
@@ -29,18 +44,15 @@ from services.cache.domain.directory import (
     Usage,
     Wanted,
 )
-from services.cache.domain.errors import StaleEpochsError, UnknownLeaseError, UnknownWorkerError
+from services.cache.domain.errors import PinLimitError, StaleEpochsError, UnknownLeaseError
 from services.cache.domain.integrity import require_integrity
 from services.cache.domain.values import (
     DocumentRecord,
-    EntryRecord,
     Holder,
     Limits,
     PlanOutcome,
-    PublishOutcome,
     RegisterOutcome,
     Removal,
-    Scopes,
     StoredState,
 )
 
@@ -48,21 +60,27 @@ __all__ = ["MemoryDirectory"]
 
 
 class MemoryDirectory(Directory):
-    """Atomic because no method awaits; `clock` gives seconds since the Unix epoch."""
+    """Atomic because no method awaits before its changes are made; `clock` gives seconds since the Unix epoch.
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.time) -> None:
+    Without a journal nothing outlives the process, and nothing is taken back that an earlier one published.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.time, journal: Journal | None = None) -> None:
         self._limits = limits
         self._clock = clock
         self._tables = Tables(limits)
+        self._journal = journal or ForgetfulJournal(secrets.token_hex(8))
+        for change in self._journal.recall():
+            apply(self._tables, change)
 
     @override
     async def epochs(self, scopes: Sequence[str]) -> Mapping[str, int]:
-        return {scope: self._tables.epochs.get(scope, 0) for scope in scopes}
+        return {scope: self._tables.past.epoch_of(scope) for scope in scopes}
 
     @override
     async def plan(self, order: PlanOrder) -> PlanReply:
         tables = self._swept()
-        current = {scope: tables.epochs.get(scope, 0) for scope in order.epochs}
+        current = {scope: tables.past.epoch_of(scope) for scope in order.epochs}
         if current != order.epochs:
             raise StaleEpochsError(current)
         if order.extends and order.lease_id not in tables.leases:
@@ -73,7 +91,10 @@ class MemoryDirectory(Directory):
             tables.room.budgets[order.tenant] = order.budget_bytes
         tables.room.see_tenant(order.tenant, tables.now)
         sighted: dict[bytes, int] = {}
-        return PlanReply(order.lease_id, tuple(self._plan_one(order, wanted, sighted) for wanted in order.wanted))
+        entries = tuple(self._plan_one(order, wanted, sighted) for wanted in order.wanted)
+        if tables.changes:
+            await self._keep()
+        return PlanReply(order.lease_id, entries)
 
     def _plan_one(self, order: PlanOrder, wanted: Wanted, sighted: dict[bytes, int]) -> PlannedEntry:
         """`sighted`: sightings of the absent keys that this order has counted."""
@@ -154,89 +175,54 @@ class MemoryDirectory(Directory):
 
     @override
     async def publish(self, order: PublishOrder) -> PublishReply:
-        tables = self._swept()
-        ticket = tables.tickets.get(order.ticket_id)
-        entry = tables.entries.get(order.key)
-        again = entry is not None and (entry.ticket_id, entry.fence) == (order.ticket_id, order.fence)
-        if not again:
-            if not ticket or (ticket.key, ticket.fence) != (order.key, order.fence):
-                return PublishReply(PublishOutcome.FENCED)
-            if ticket.dead:
-                return PublishReply(PublishOutcome.INVALIDATED)
-        if order.worker_id not in tables.workers:
-            raise UnknownWorkerError(order.worker_id)
-        if entry and order.worker_id in entry.tiers:
-            return PublishReply(PublishOutcome.ACCEPTED, record=self._record(order.key))
-        size_bytes = entry.size_bytes if entry else order.size_bytes
-        victims = tables.victims(tables.tenant_of(order.key), size_bytes, order.key)
-        if victims is None:
-            if not entry:
-                tables.end_ticket(order.ticket_id)
-            return PublishReply(PublishOutcome.OVER_BUDGET)
-        drop_keys = tuple(one.key for one in victims if order.worker_id in tables.entries[one.key].tiers)
-        tables.evict(victims)
-        if not entry:
-            self._accept(order)
-        tables.add_copy(order.key, order.worker_id, order.tier)
-        return PublishReply(PublishOutcome.ACCEPTED, drop_keys, len(victims), self._record(order.key))
-
-    def _accept(self, order: PublishOrder) -> None:
-        tables = self._tables
-        del tables.ticket_of[order.key]
-        ticket = tables.forget_ticket(order.ticket_id)
-        tenant = tables.tenant_of(order.key)
-        entry = Entry(ticket.kind, tenant, ticket.num_tokens, order.size_bytes, ticket.fence, order.ticket_id)
-        tables.add_entry(order.key, entry)
-        if ticket.lease_id in tables.leases:
-            tables.lease_entry(ticket.lease_id, order.key)
-
-    def _record(self, key: bytes) -> EntryRecord:
-        entry, names = self._tables.entries[key], self._tables.scopes_of[key]
-        tenant = entry.tenant
-        model = next(name for name in names if name.startswith("model:"))
-        return EntryRecord(
-            key=key,
-            kind=entry.kind,
-            num_tokens=entry.num_tokens,
-            size_bytes=entry.size_bytes,
-            fence=entry.fence,
-            ticket_id=entry.ticket_id,
-            scopes=Scopes(tenant, model, frozenset(names - {tenant, model})),
-            epochs=self._tables.current_epochs(tenant, model),
-        )
+        return publish(self._swept(), self._journal.life, order)
 
     @override
     async def invalidate(self, scope: str) -> Removal:
+        removal = self._make(Invalidated(scope, self._swept().next_sequence()))
+        await self._keep()
+        return removal
+
+    @override
+    async def pin(self, scope: str, budget_bytes: int = 0) -> PinReply:
         tables = self._swept()
-        tables.pinned.discard(scope)
-        return tables.remove_scope(scope, tables.next_sequence())
+        if budget_bytes:
+            tables.room.budgets[scope] = budget_bytes
+        promised = promised_bytes(tables, tables.pinned | {scope})
+        if promised > self._limits.pin_limit_bytes and scope not in tables.pinned:
+            raise PinLimitError(promised, self._limits.pin_limit_bytes)
+        return await self._settle_scope(scope, Pinned(scope))
 
     @override
-    async def pin(self, scope: str) -> int:
-        self._swept().pinned.add(scope)
-        return self._settle_scope(scope)
+    async def unpin(self, scope: str) -> PinReply:
+        self._swept()
+        return await self._settle_scope(scope, Unpinned(scope))
 
-    @override
-    async def unpin(self, scope: str) -> int:
-        self._swept().pinned.discard(scope)
-        return self._settle_scope(scope)
-
-    def _settle_scope(self, scope: str) -> int:
+    async def _settle_scope(self, scope: str, change: Pinned | Unpinned) -> PinReply:
         tables = self._tables
+        self._make(change)
         published = [key for key in tables.keys_of_scope.get(scope, ()) if key in tables.entries]
         for key in published:
             tables.settle(key)
-        return len(published)
+        reply = PinReply(len(published), promised_bytes(tables, tables.pinned), self._limits.pin_limit_bytes)
+        await self._keep()
+        return reply
+
+    @override
+    async def pinned(self, scopes: Sequence[str]) -> frozenset[str]:
+        return frozenset(self._tables.pinned.intersection(scopes))
 
     @override
     async def register(self, order: RegisterOrder) -> RegisterReply:
         tables = self._swept()
         known = tables.documents.find(order.scope)
         if known and replace(order.record, version=known.version, num_tokens=known.num_tokens) == known:
+            # An earlier call may have failed to write what it changed.
+            await self._keep()
             return RegisterReply(RegisterOutcome.UNCHANGED, known.version, Removal())
         version = tables.next_sequence()
-        removal = tables.remove_scope(order.scope, version)
-        tables.documents.put(replace(order, record=replace(order.record, version=version)))
+        removal = self._make(Registered(replace(order, record=replace(order.record, version=version))))
+        await self._keep()
         return RegisterReply(RegisterOutcome.REPLACED if known else RegisterOutcome.CREATED, version, removal)
 
     @override
@@ -286,7 +272,9 @@ class MemoryDirectory(Directory):
 
     @override
     async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:
-        return restore(self._swept(), worker_id, claims)
+        refused = restore(self._swept(), self._journal.life, worker_id, claims)
+        await self._keep()
+        return refused
 
     @override
     async def usage(self) -> Usage:
@@ -301,11 +289,23 @@ class MemoryDirectory(Directory):
 
     @override
     async def check_integrity(self) -> None:
-        require_integrity(self._tables.snapshot())
+        require_integrity(read_snapshot(self._tables))
 
     @override
     async def close(self) -> None:
-        """Nothing to give up."""
+        """Let go of the journal."""
+        self._journal.close()
+
+    def _make(self, change: Change) -> Removal:
+        """Make a change that is to be kept."""
+        removal = apply(self._tables, change)
+        self._tables.changes.append(change)
+        return removal
+
+    async def _keep(self) -> None:
+        """Return once the journal has all changes: nobody is told of one that a restart could undo."""
+        made, self._tables.changes = self._tables.changes, []
+        await self._journal.write(made, lambda: everything(self._tables))
 
     def _swept(self) -> Tables:
         self._tables.sweep(self._clock())

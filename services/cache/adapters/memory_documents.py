@@ -24,6 +24,11 @@ class DocumentTable:
         order = self.orders.get(scope)
         return order.record if order else None
 
+    def version(self, scope: str) -> int:
+        """The registered version of a document's scope; 0 when there is none."""
+        record = self.find(scope)
+        return record.version if record else 0
+
     def is_superseded(self, ref: DocumentRef) -> bool:
         """Whether another text is registered under this document's id."""
         record = self.find(ref.scope)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from sortedcontainers import SortedList
 
 from services.cache.adapters.memory_documents import DocumentTable
+from services.cache.adapters.memory_past import Past
 from services.cache.adapters.memory_room import Room
+from services.cache.domain.changes import Change, Linked
 from services.cache.domain.eviction import Candidate, Use, greedy_dual_size_frequency
-from services.cache.domain.integrity import EntryState, LeaseState, Snapshot, TicketState
 from services.cache.domain.values import EntryKind, Epochs, Limits, Removal, RemovedCopy
 
 __all__ = ["Entry", "Lease", "OwnedTicket", "Tables", "Worker"]
@@ -68,30 +69,32 @@ class Worker:
 
 @dataclass(slots=True)
 class Tables:
-    """All state. Every method leaves the indexes in agreement."""
+    """All state. Every method leaves the indexes in agreement. `changes`: made, but not yet in the journal."""
 
     limits: Limits
     now: float = 0.0
     sequence: int = 0
     room: Room = field(init=False)
+    past: Past = field(init=False)
     documents: DocumentTable = field(default_factory=DocumentTable)
     entries: dict[bytes, Entry] = field(default_factory=dict)
     tickets: dict[str, OwnedTicket] = field(default_factory=dict)
     ticket_of: dict[bytes, str] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
-    epochs: dict[str, int] = field(default_factory=dict)
     pinned: set[str] = field(default_factory=set)
+    changes: list[Change] = field(default_factory=list)
     by_age: "SortedList[tuple[int, bytes]]" = field(default_factory=SortedList)
     scopes_of: defaultdict[bytes, set[str]] = field(default_factory=lambda: defaultdict(set))
     keys_of_scope: defaultdict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))
 
     def __post_init__(self) -> None:
         self.room = Room(self.limits)
+        self.past = Past(self.limits.max_remembered)
 
     def current_epochs(self, tenant: str, model: str) -> Epochs:
         """Epochs of two scopes."""
-        return Epochs(self.epochs.get(tenant, 0), self.epochs.get(model, 0))
+        return Epochs(self.past.epoch_of(tenant), self.past.epoch_of(model))
 
     def tenant_of(self, key: bytes) -> str:
         """The scope of the tenant of a key that is ticketed or published."""
@@ -101,6 +104,10 @@ class Tables:
         """A number above all earlier ones, also above those of an earlier life: it follows the clock's microseconds."""
         self.sequence = max(self.sequence + 1, int(self.now * 1e6))
         return self.sequence
+
+    def raise_sequence(self, floor: int) -> None:
+        """Let later numbers lie above this one."""
+        self.sequence = max(self.sequence, floor)
 
     def sweep(self, now: float) -> None:
         """Remove what time has ended."""
@@ -124,10 +131,21 @@ class Tables:
 
     def link(self, key: bytes, scope: str) -> None:
         """Let a key fall with a scope."""
+        if scope in self.scopes_of[key]:
+            return
         self.scopes_of[key].add(scope)
         self.keys_of_scope[scope].add(key)
-        if scope in self.pinned and key in self.entries:
-            self.room.set_busy(key)
+        if key in self.entries:
+            self._link_published(key, scope)
+
+    def _link_published(self, key: bytes, scope: str) -> None:
+        """Receipts of a published key do not say what it falls with since."""
+        sequence = self.next_sequence()
+        self.past.link(key, scope, sequence)
+        self.past.trim()
+        self.changes.append(Linked(key, scope, sequence))
+        if scope in self.pinned:
+            self.settle(key)
 
     def unlink(self, key: bytes) -> None:
         """Forget all scopes of a key that is free now."""
@@ -152,10 +170,15 @@ class Tables:
     def settle(self, key: bytes) -> None:
         """Let an entry be evicted, or not, as leases and pins have it."""
         entry = self.entries[key]
-        if entry.leases or (self.pinned and not self.pinned.isdisjoint(self.scopes_of[key])):
+        if entry.leases or self._is_pinned(key, entry):
             self.room.set_busy(key)
         else:
             self.room.set_idle(key, entry.tenant, entry.score)
+
+    def _is_pinned(self, key: bytes, entry: Entry) -> bool:
+        """Snapshots are not: every prompt with a pinned document would leave one that stays for ever."""
+        is_segment = entry.kind is EntryKind.SEGMENT
+        return bool(self.pinned) and is_segment and not self.pinned.isdisjoint(self.scopes_of[key])
 
     def add_entry(self, key: bytes, entry: Entry) -> None:
         """Publish a key whose scopes are linked."""
@@ -232,7 +255,7 @@ class Tables:
         return Removal(len({copy.key for copy in copies}), len(documents), tuple(copies))
 
     def _free_scope(self, scope: str, epoch: int) -> list[RemovedCopy]:
-        self.epochs[scope] = epoch
+        self.past.advance(scope, epoch)
         copies: list[RemovedCopy] = []
         for key in list(self.keys_of_scope.get(scope, ())):
             if key in self.entries:
@@ -259,37 +282,3 @@ class Tables:
         for victim in victims:
             self.room.clock = max(self.room.clock, victim.score)
             self.remove_entry(victim.key)
-
-    def snapshot(self) -> Snapshot:
-        """A copy of everything, for integrity checks."""
-        return Snapshot(
-            budget_bytes=self.limits.budget_bytes,
-            used_bytes=self.room.used_bytes,
-            sequence=self.sequence,
-            entries={
-                key: EntryState(
-                    entry.size_bytes, entry.tenant, entry.fence, frozenset(entry.tiers), frozenset(entry.leases)
-                )
-                for key, entry in self.entries.items()
-            },
-            tickets={
-                name: TicketState(ticket.key, ticket.fence, ticket.lease_id, ticket.dead)
-                for name, ticket in self.tickets.items()
-            },
-            ticket_of=dict(self.ticket_of),
-            leases={
-                name: LeaseState(frozenset(lease.keys), frozenset(lease.ticket_ids))
-                for name, lease in self.leases.items()
-            },
-            idle=self.room.idle_keys(),
-            pinned=frozenset(self.pinned),
-            ages={key: fence for fence, key in self.by_age},
-            held={name: frozenset(worker.held) for name, worker in self.workers.items()},
-            marked={name: frozenset(worker.marked) for name, worker in self.workers.items()},
-            scopes_of={key: frozenset(scopes) for key, scopes in self.scopes_of.items()},
-            keys_of_scope={scope: frozenset(keys) for scope, keys in self.keys_of_scope.items()},
-            tenant_bytes=dict(self.room.bytes_of),
-            tenant_budgets={tenant: self.room.budget_of(tenant) for tenant in self.room.bytes_of},
-            records=self.documents.snapshot(),
-            records_of={scope: frozenset(found) for scope, found in self.documents.documents_of.items()},
-        )

@@ -11,6 +11,7 @@ from services.cache.domain.errors import (
     DirectoryUnavailableError,
     IntegrityError,
     InvalidOrderError,
+    PinLimitError,
     StaleEpochsError,
     UnknownLeaseError,
     UnknownWorkerError,
@@ -57,6 +58,7 @@ _PUBLISH_OUTCOMES: Mapping[PublishOutcome, pb.PublishOutcome.ValueType] = {
 }
 _WIRE_ERRORS: Mapping[type[CacheError], type[HypicError]] = {
     InvalidOrderError: InvalidRequestError,
+    PinLimitError: ConflictError,
     UnknownLeaseError: NotFoundError,
     UnknownWorkerError: ConflictError,
     StaleEpochsError: OverloadedError,

@@ -11,6 +11,7 @@ from services.cache.domain.directory import (
     Copy,
     Directory,
     HeartbeatReply,
+    PinReply,
     PlanOrder,
     PlanReply,
     PublishOrder,
@@ -117,12 +118,16 @@ class MeteredDirectory(Directory):
         return evicted
 
     @override
-    async def pin(self, scope: str) -> int:
-        return await self._directory.pin(scope)
+    async def pin(self, scope: str, budget_bytes: int = 0) -> PinReply:
+        return await self._directory.pin(scope, budget_bytes)
 
     @override
-    async def unpin(self, scope: str) -> int:
+    async def unpin(self, scope: str) -> PinReply:
         return await self._directory.unpin(scope)
+
+    @override
+    async def pinned(self, scopes: Sequence[str]) -> frozenset[str]:
+        return await self._directory.pinned(scopes)
 
     @override
     async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:

@@ -4,21 +4,20 @@ import json
 from collections.abc import Sequence
 
 from services.cache.domain.admission import MAX_SIGHTINGS
+from services.cache.domain.descriptions import described, record_of
 from services.cache.domain.directory import Claim, PlannedEntry, PlanOrder, RegisterOrder, Ticket
 from services.cache.domain.values import (
     DocumentRecord,
     EntryKind,
     EntryRecord,
-    Epochs,
     Holder,
     PlanOutcome,
     RemovedCopy,
-    Scopes,
     StoredState,
 )
 
 __all__ = [
-    "described",
+    "claimed",
     "document",
     "keys",
     "plan_fields",
@@ -110,39 +109,18 @@ def removed_copies(answer: Sequence[str]) -> tuple[RemovedCopy, ...]:
     return tuple(RemovedCopy(bytes.fromhex(key), worker, tier, int(size)) for key, worker, tier, size in fields)
 
 
-def record(key: bytes, fields: list[str], scopes: list[str], tenant_epoch: str, model_epoch: str) -> EntryRecord:
-    """The description of a published entry."""
-    kind, num_tokens, size_bytes, fence, ticket_id = fields
+def record(answer: Sequence[str]) -> EntryRecord:
+    """The description of a published entry: names and values of its fields in turn, `scopes` in place of their kinds."""
+    fields = dict(zip(answer[::2], answer[1::2], strict=True))
+    scopes = frozenset(fields["scopes"])
     tenant = next(scope for scope in scopes if scope.startswith("tenant:"))
     model = next(scope for scope in scopes if scope.startswith("model:"))
-    return EntryRecord(
-        key=key,
-        kind=EntryKind(kind),
-        num_tokens=int(num_tokens),
-        size_bytes=int(size_bytes),
-        fence=int(fence),
-        ticket_id=ticket_id,
-        scopes=Scopes(tenant, model, frozenset(scopes) - {tenant, model}),
-        epochs=Epochs(int(tenant_epoch), int(model_epoch)),
-    )
+    return record_of(fields | {"tenant": tenant, "model": model, "documents": scopes - {tenant, model}})
 
 
-def described(claim: Claim) -> dict[str, object]:
+def claimed(claim: Claim) -> dict[str, object]:
     """A claim, with what its receipt says."""
-    record = claim.record
-    return {
-        "key": record.key.hex(),
-        "kind": record.kind,
-        "tokens": record.num_tokens,
-        "size": record.size_bytes,
-        "fence": record.fence,
-        "ticket": record.ticket_id,
-        "tenant": record.scopes.tenant,
-        "model": record.scopes.model,
-        "documents": sorted(record.scopes.documents),
-        "epochs": [record.epochs.tenant, record.epochs.model],
-        "tier": claim.tier,
-    }
+    return {**described(claim.record), "tier": claim.tier}
 
 
 def keys(answers: Sequence[str]) -> tuple[bytes, ...]:

@@ -6,6 +6,7 @@ one slot of a cluster. The instance must not evict (`maxmemory-policy noeviction
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,7 @@ from services.cache.domain.directory import (
     Copy,
     Directory,
     HeartbeatReply,
+    PinReply,
     PlanOrder,
     PlanReply,
     PublishOrder,
@@ -37,6 +39,7 @@ from services.cache.domain.directory import (
 )
 from services.cache.domain.errors import (
     DirectoryUnavailableError,
+    PinLimitError,
     StaleEpochsError,
     UnknownLeaseError,
     UnknownWorkerError,
@@ -54,8 +57,8 @@ from services.cache.domain.values import (
 __all__ = ["RedisAddress", "RedisDirectory"]
 
 _SCRIPTS = (
-    "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "pin", "documents", "states", "heartbeat",
-    "restore", "reconcile", "usage",
+    "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "pin", "pinned", "documents", "states",
+    "heartbeat", "restore", "reconcile", "usage",
 )  # fmt: skip
 _MAKE_ROOM = ("publish", "reconcile")
 _TIMEOUT_SECONDS = 1.0
@@ -131,13 +134,14 @@ class RedisDirectory(Directory):
             worker=order.worker_id,
             tier=order.tier,
             size=order.size_bytes,
+            life=secrets.token_hex(8),
         )
         if outcome == "unknown_worker":
             raise UnknownWorkerError(order.worker_id)
         if outcome != PublishOutcome.ACCEPTED:
             return PublishReply(PublishOutcome(outcome))
-        *description, num_evicted, drop_keys = details
-        record = codec.record(order.key, *description)
+        description, num_evicted, drop_keys = details
+        record = codec.record(description)
         return PublishReply(PublishOutcome.ACCEPTED, codec.keys(drop_keys), num_evicted, record)
 
     @override
@@ -146,12 +150,25 @@ class RedisDirectory(Directory):
         return Removal(num_entries, num_documents, codec.removed_copies(copies))
 
     @override
-    async def pin(self, scope: str) -> int:
-        return int(await self._run("pin", scope=scope, is_pinned=True))
+    async def pin(self, scope: str, budget_bytes: int = 0) -> PinReply:
+        return await self._pin(scope, is_pinned=True, budget_bytes=budget_bytes)
 
     @override
-    async def unpin(self, scope: str) -> int:
-        return int(await self._run("pin", scope=scope, is_pinned=False))
+    async def unpin(self, scope: str) -> PinReply:
+        return await self._pin(scope, is_pinned=False, budget_bytes=0)
+
+    async def _pin(self, scope: str, **fields: object) -> PinReply:
+        limit_bytes = self._limits.pin_limit_bytes
+        outcome, *counts = await self._run("pin", scope=scope, pin_limit_bytes=limit_bytes, **fields)
+        if outcome == "over_limit":
+            raise PinLimitError(int(counts[0]), limit_bytes)
+        num_entries, promised_bytes = counts
+        return PinReply(num_entries, int(promised_bytes), limit_bytes)
+
+    @override
+    async def pinned(self, scopes: Sequence[str]) -> frozenset[str]:
+        found = await self._run("pinned", scopes=list(scopes)) if scopes else ()
+        return frozenset(scope for scope, is_pinned in zip(scopes, found, strict=True) if is_pinned)
 
     @override
     async def register(self, order: RegisterOrder) -> RegisterReply:
@@ -185,7 +202,7 @@ class RedisDirectory(Directory):
     @override
     async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:
         return codec.keys(
-            await self._run("restore", worker=worker_id, records=[codec.described(claim) for claim in claims])
+            await self._run("restore", worker=worker_id, records=[codec.claimed(claim) for claim in claims])
         )
 
     @override

@@ -7,7 +7,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from services.cache.domain.integrity import EntryState, LeaseState, RecordState, Snapshot, TicketState
-from services.cache.domain.values import Limits
+from services.cache.domain.values import EntryKind, Limits
 
 __all__ = ["read_snapshot"]
 
@@ -29,6 +29,7 @@ async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
                 fence=int(hashes[f"entry:{key}"]["fence"]),
                 holders=frozenset(hashes.get(f"tiers:{key}", {})),
                 leases=frozenset(raw.get(f"pins:{key}", ())),
+                kind=EntryKind(hashes[f"entry:{key}"]["kind"]),
             )
             for key, _ in _under(raw, "entry:")
         },
@@ -60,6 +61,9 @@ async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
             )
             for tenant in tenant_bytes
         },
+        epochs={scope: int(epoch) for scope, epoch in hashes.get("epochs", {}).items()},
+        links={bytes.fromhex(key): frozenset(scopes) for key, scopes in _under(raw, "links:")},
+        past=frozenset(_past(member) for member in raw.get("past", ())),
         records={
             scope: RecordState(fields["tenant"], frozenset(json.loads(fields["tag_scopes"])), int(fields["version"]))
             for scope, fields in _under(raw, "record:")
@@ -89,6 +93,11 @@ async def _read_all(client: Redis, base: str) -> dict[str, Any]:
         name.removeprefix(base): dict(value) if kind == "zset" else value
         for name, kind, value in zip(names, kinds, values, strict=True)
     }
+
+
+def _past(member: str) -> tuple[bytes, str]:
+    key, is_link, scope = member.rpartition("|")
+    return (bytes.fromhex(key), scope) if is_link else (b"", scope)
 
 
 def _under(raw: dict[str, Any], start: str) -> list[tuple[str, Any]]:

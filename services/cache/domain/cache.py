@@ -220,22 +220,6 @@ class SegmentCache:
         _check(bool(model), "model: must not be empty")
         return await self._directory.invalidate(self._keys.model_scope(model))
 
-    async def pin_document(self, tenant: str, document_id: str) -> int:
-        """Evict no state of a tenant's document; the number of its entries."""
-        return await self._directory.pin(self._document_scope(tenant, document_id))
-
-    async def unpin_document(self, tenant: str, document_id: str) -> int:
-        """Let states of a document be evicted again; the number of its entries."""
-        return await self._directory.unpin(self._document_scope(tenant, document_id))
-
-    async def pin_tenant(self, tenant: str) -> int:
-        """Evict nothing of a tenant; the number of its entries."""
-        return await self._directory.pin(self._keys.tenant_scope(tenant))
-
-    async def unpin_tenant(self, tenant: str) -> int:
-        """Let a tenant's entries be evicted again; the number of its entries."""
-        return await self._directory.unpin(self._keys.tenant_scope(tenant))
-
     def _document_scope(self, tenant: str, document_id: str) -> str:
         _check(bool(document_id), "document_id: must not be empty")
         return self._keys.document_scope(tenant, document_id)

@@ -26,6 +26,7 @@ __all__ = [
     "Directory",
     "DocumentRef",
     "HeartbeatReply",
+    "PinReply",
     "PlanOrder",
     "PlanReply",
     "PlannedEntry",
@@ -152,6 +153,15 @@ class RegisterReply:
 
 
 @dataclass(frozen=True, slots=True)
+class PinReply:
+    """Published entries of the scope; what all pins may keep now, and the most that they may."""
+
+    num_entries: int
+    promised_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A copy that a worker lists in its heartbeat."""
 
@@ -249,15 +259,24 @@ class Directory(ABC):
         """
 
     @abstractmethod
-    async def pin(self, scope: str) -> int:
-        """Evict nothing that falls with a scope, now or later; the number of its entries.
+    async def pin(self, scope: str, budget_bytes: int = 0) -> PinReply:
+        """Evict no segment that falls with a scope of a document or tenant, now or when it is stored later.
 
-        Invalidating the scope ends the pin; registering another text does not.
+        Pins promise the budgets of their tenants, and what is stored of other documents when one is added.
+        `budget_bytes` replaces the budget of a tenant's scope unless it is 0, as in `PlanOrder`. Invalidating the scope
+        ends the pin; registering another text does not.
+
+        Raises:
+            PinLimitError: all pins together would promise more than `Limits.pin_limit_bytes`; nothing changed.
         """
 
     @abstractmethod
-    async def unpin(self, scope: str) -> int:
-        """Take a pin back, where there is one; the number of the scope's entries."""
+    async def unpin(self, scope: str) -> PinReply:
+        """Take a pin back, where there is one."""
+
+    @abstractmethod
+    async def pinned(self, scopes: Sequence[str]) -> frozenset[str]:
+        """Those of the scopes that are pinned. Changes nothing."""
 
     @abstractmethod
     async def register(self, order: RegisterOrder) -> RegisterReply:

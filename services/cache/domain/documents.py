@@ -16,10 +16,14 @@ _MAX_PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class DocumentDescription:
-    """`record` is None for a document that requests named without registering it."""
+    """`record` is None for a document that requests named without registering it, or that is pinned ahead.
+
+    `is_pinned`: its states are not evicted, be it for its own sake or its tenant's.
+    """
 
     record: DocumentRecord | None
     states: tuple[StoredState, ...]
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,10 @@ class DocumentRegistry:
         scope = self._keys.document_scope(tenant, document_id)
         record = await self._directory.find_document(scope)
         states = await self._directory.states(scope)
-        return DocumentDescription(record, states) if record or states else None
+        pinned = await self._directory.pinned((scope, self._keys.tenant_scope(tenant)))
+        if not record and not states and scope not in pinned:
+            return None
+        return DocumentDescription(record, states, bool(pinned))
 
     async def page(self, tenant: str, after: str, limit: int) -> DocumentPage:
         """Registered documents behind an id; at most 100.
@@ -73,11 +80,15 @@ class DocumentRegistry:
         if not 0 < limit <= _MAX_PAGE:
             raise InvalidOrderError(f"limit: must lie between 1 and {_MAX_PAGE}")
         records = await self._directory.list_documents(self._keys.tenant_scope(tenant), after, limit + 1)
+        found = {self._keys.document_scope(tenant, record.document_id): record for record in records[:limit]}
+        pinned = await self._directory.pinned((*found, self._keys.tenant_scope(tenant)))
         documents = [
             DocumentDescription(
-                record, await self._directory.states(self._keys.document_scope(tenant, record.document_id))
+                record,
+                await self._directory.states(scope),
+                bool(pinned & {scope, self._keys.tenant_scope(tenant)}),
             )
-            for record in records[:limit]
+            for scope, record in found.items()
         ]
         return DocumentPage(tuple(documents), len(records) > limit)
 

@@ -5,7 +5,9 @@ CacheError
 ├── UnknownLeaseError          the lease has lapsed or was released
 ├── UnknownWorkerError         a worker publishes without a live heartbeat
 ├── StaleEpochsError           an invalidation came between key derivation and plan
+├── PinLimitError              all pins together would keep too much
 ├── DirectoryUnavailableError  the directory's store cannot be reached in time
+├── JournalError               the journal of an in-memory directory cannot be used
 └── IntegrityError             the directory contradicts itself
 """
 
@@ -16,6 +18,8 @@ __all__ = [
     "DirectoryUnavailableError",
     "IntegrityError",
     "InvalidOrderError",
+    "JournalError",
+    "PinLimitError",
     "StaleEpochsError",
     "UnknownLeaseError",
     "UnknownWorkerError",
@@ -52,8 +56,24 @@ class StaleEpochsError(CacheError):
         self.current = current
 
 
+class PinLimitError(CacheError):
+    """Pins would keep more than their share of the budget."""
+
+    def __init__(self, promised_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"pins would keep {promised_bytes} bytes (a pinned tenant counts with its whole budget) of {limit_bytes};"
+            " unpin something, give the tenant a lower max_state_bytes, or raise HYPIC_CACHE_PINNED_SHARE"
+        )
+        self.promised_bytes = promised_bytes
+        self.limit_bytes = limit_bytes
+
+
 class DirectoryUnavailableError(CacheError):
     """The directory's store cannot be reached in time; parts are to be computed live."""
+
+
+class JournalError(CacheError):
+    """The service cannot start over its journal; the message says why, and what to do."""
 
 
 class IntegrityError(CacheError):

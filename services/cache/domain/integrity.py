@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from services.cache.domain.errors import IntegrityError
+from services.cache.domain.values import EntryKind
 
 __all__ = ["EntryState", "LeaseState", "RecordState", "Snapshot", "TicketState", "require_integrity", "violations"]
 
@@ -21,6 +22,7 @@ class EntryState:
     fence: int
     holders: Names
     leases: Names
+    kind: EntryKind = EntryKind.SEGMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,9 @@ class Snapshot:
 
     `pinned` are scopes, `ages` the fences of published keys.
 
+    `epochs` are of invalidated scopes, `links` what published keys fall with beyond their receipts, `past` both of them
+    that are forgotten one day: (key, scope), without a key for an epoch.
+
     `tenant_bytes` and `tenant_budgets` are by tenant's scope, a missing budget is none; `records` by document's scope,
     `records_of` by scope of a tenant or tag.
     """
@@ -76,6 +81,9 @@ class Snapshot:
     keys_of_scope: Mapping[str, Keys]
     tenant_bytes: Mapping[str, int]
     tenant_budgets: Mapping[str, int]
+    epochs: Mapping[str, int]
+    links: Mapping[bytes, Names]
+    past: frozenset[tuple[bytes, str]]
     records: Mapping[str, RecordState]
     records_of: Mapping[str, Names]
 
@@ -95,6 +103,7 @@ def violations(snapshot: Snapshot) -> list[str]:
         *_leases(snapshot),
         *_tickets(snapshot),
         *_scopes(snapshot),
+        *_past(snapshot),
         *_records(snapshot),
     ]
 
@@ -136,7 +145,7 @@ def _leases(snapshot: Snapshot) -> Iterator[str]:
     free = {
         (entry.tenant, key)
         for key, entry in snapshot.entries.items()
-        if not entry.leases and not snapshot.pinned & snapshot.scopes_of.get(key, frozenset())
+        if not entry.leases and not _is_pinned(snapshot, key, entry)
     }
     idle = {(tenant, key) for tenant, keys in snapshot.idle.items() for key in keys}
     if free != idle:
@@ -147,6 +156,10 @@ def _leases(snapshot: Snapshot) -> Iterator[str]:
         owned = {ticket_id for ticket_id, ticket in snapshot.tickets.items() if ticket.lease_id == name}
         if owned != lease.ticket_ids:
             yield f"lease {name} and its tickets disagree"
+
+
+def _is_pinned(snapshot: Snapshot, key: bytes, entry: EntryState) -> bool:
+    return entry.kind is EntryKind.SEGMENT and bool(snapshot.pinned & snapshot.scopes_of.get(key, frozenset()))
 
 
 def _tickets(snapshot: Snapshot) -> Iterator[str]:
@@ -174,6 +187,17 @@ def _scopes(snapshot: Snapshot) -> Iterator[str]:
     for key, entry in snapshot.entries.items():
         if entry.tenant not in snapshot.scopes_of.get(key, frozenset()):
             yield f"entry {key.hex()} does not fall with its tenant"
+
+
+def _past(snapshot: Snapshot) -> Iterator[str]:
+    epochs = {(b"", scope) for scope in snapshot.epochs if not scope.startswith(("tenant:", "model:"))}
+    links = {(key, scope) for key, scopes in snapshot.links.items() for scope in scopes}
+    if epochs | links != snapshot.past:
+        yield "invalidations and links disagree with their order"
+    if any(epoch > snapshot.sequence for epoch in snapshot.epochs.values()):
+        yield "an epoch is ahead of the sequence"
+    for scope in snapshot.epochs.keys() & snapshot.records.keys():
+        yield f"{scope} is registered, and has an epoch beside its version"
 
 
 def _records(snapshot: Snapshot) -> Iterator[str]:

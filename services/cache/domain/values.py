@@ -153,7 +153,10 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class EntryRecord:
-    """The immutable description of a published entry. `fence` and `ticket_id` name the ticket that made its bytes."""
+    """The immutable description of a published entry. `fence` and `ticket_id` name the ticket that made its bytes.
+
+    `life` is that of the directory that published it: another one may not know what was invalidated since.
+    """
 
     key: bytes
     kind: EntryKind
@@ -163,6 +166,7 @@ class EntryRecord:
     ticket_id: str
     scopes: Scopes
     epochs: Epochs
+    life: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,9 @@ class Limits:
     captured when they are planned the `min_uses`-th time.
     `settle_seconds` is the age that a heartbeat in flight may have: a copy published later than that is not taken for
     lost because a heartbeat does not list it.
+    `pinned_share` is the part of the budget that pins may keep.
+    `max_remembered`: invalidated documents and tags, and scopes added to published entries, that are remembered; with the
+    oldest that is forgotten, copies of its time lose the right to come back.
     """
 
     budget_bytes: int
@@ -185,3 +192,10 @@ class Limits:
     share_seconds: float = 3600.0
     entry_ttl_seconds: float = 0.0
     min_uses: int = 1
+    pinned_share: float = 0.5
+    max_remembered: int = 100_000
+
+    @property
+    def pin_limit_bytes(self) -> int:
+        """The most that pins may keep."""
+        return int(self.budget_bytes * self.pinned_share)

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from services.router.adapters.http_errors import HttpError
-from services.router.domain.tenancy import Caller, Keys, Scope
+from services.router.domain.tenancy import Caller, Keys, Quotas, Scope
 
 __all__ = ["Gate", "require"]
 
@@ -32,6 +32,10 @@ class Gate:
             )
         require(caller, scope)
         return caller
+
+    def quotas_of(self, tenant: str) -> Quotas:
+        """The bounds of any tenant."""
+        return self._keys.quotas_of(tenant)
 
 
 def require(caller: Caller, scope: Scope) -> None:

@@ -20,6 +20,7 @@ from services.router.domain.lifecycle import (
     ScopeKind,
     StateInfo,
 )
+from services.router.domain.pins import PinInfo
 from services.router.domain.request import Namespace
 
 __all__ = ["GrpcDocuments"]
@@ -35,7 +36,7 @@ Response = TypeVar("Response")
 
 
 class GrpcDocuments:
-    """The cache service behind a channel; implements `DocumentDirectory`."""
+    """The cache service behind a channel; implements `DocumentDirectory` and `PinDirectory`."""
 
     def __init__(self, channel: grpc.aio.Channel, timeout_seconds: float) -> None:
         self._stub = cache_pb2_grpc.CacheServiceStub(channel)
@@ -87,6 +88,30 @@ class GrpcDocuments:
             await _call(self._stub.Invalidate(request, timeout=self._timeout_seconds, metadata=request_metadata()))
         )
 
+    async def pin(self, namespace: Namespace, document_id: str) -> PinInfo:
+        """See `PinDirectory`."""
+        request = _pin_request(namespace, document_id)
+        return _pin_info(
+            await _call(self._stub.Pin(request, timeout=self._timeout_seconds, metadata=request_metadata()))
+        )
+
+    async def unpin(self, namespace: Namespace, document_id: str) -> PinInfo:
+        """See `PinDirectory`."""
+        request = _pin_request(namespace, document_id)
+        return _pin_info(
+            await _call(self._stub.Unpin(request, timeout=self._timeout_seconds, metadata=request_metadata()))
+        )
+
+
+def _pin_request(namespace: Namespace, document_id: str) -> cache_pb2.PinRequest:
+    if document_id:
+        return cache_pb2.PinRequest(namespace=namespace_message(namespace), document_id=document_id)
+    return cache_pb2.PinRequest(namespace=namespace_message(namespace), whole_tenant=True)
+
+
+def _pin_info(message: cache_pb2.PinResponse) -> PinInfo:
+    return PinInfo(message.num_entries, message.promised_bytes, message.limit_bytes)
+
 
 async def _call(call: Awaitable[Response]) -> Response:
     try:
@@ -113,6 +138,7 @@ def _info(message: cache_pb2.DocumentDescription, document_id: str) -> DocumentI
         num_tokens=registered.num_tokens,
         version=registered.version,
         states=tuple(map(_state, message.states)),
+        is_pinned=message.pinned,
     )
 
 

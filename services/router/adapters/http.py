@@ -1,7 +1,7 @@
 """The REST surface."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 
@@ -13,7 +13,6 @@ from services.common.errors import HypicError, UnavailableError
 from services.common.telemetry import current_request_id, get_logger
 from services.router.adapters.auth import Gate
 from services.router.adapters.body import read_json
-from services.router.adapters.http_documents import DocumentSurface
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.middleware import RequestIds, install_error_handlers
@@ -182,10 +181,10 @@ def _ignored_header(parsed: ParsedRequest) -> Mapping[str, str]:
 
 def create_http_app(
     surface: HttpSurface,
-    documents: DocumentSurface,
+    pages: Sequence[APIRouter],
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
 ) -> FastAPI:
-    """The ASGI application."""
+    """The ASGI application; `pages`: further endpoints."""
     app = FastAPI(title="hypic router", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     routes = APIRouter()
     routes.add_api_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])
@@ -195,7 +194,8 @@ def create_http_app(
     routes.add_api_route("/health/ready", surface.ready, methods=["GET"])
     routes.add_api_route("/metrics", surface.metrics, methods=["GET"])
     app.include_router(routes)
-    app.include_router(documents.routes())
+    for page in pages:
+        app.include_router(page)
     install_error_handlers(app)
     app.add_middleware(RequestIds)
     return app

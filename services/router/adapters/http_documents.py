@@ -147,6 +147,7 @@ def _info(info: DocumentInfo) -> dict[str, object]:
         "version": info.version if is_registered else None,
         "digest": info.digest.hex() if is_registered else None,
         "tokens": info.num_tokens if is_registered else None,
+        "pinned": info.is_pinned,
         "bytes": sum(state.size_bytes * len(state.holders) for state in info.states),
         "states": [_state(state) for state in info.states],
     }

@@ -10,6 +10,7 @@ from services.common.errors import (
 )
 from services.router.domain.errors import RouterError
 from services.router.domain.lifecycle import DirectoryLostError, DocumentNotFoundError
+from services.router.domain.pins import PinRefusedError
 from services.router.domain.request import PromptError
 
 __all__ = ["HttpError", "http_error"]
@@ -55,6 +56,8 @@ def http_error(error: Exception) -> HttpError:
         return HttpError(status, "invalid_request_error", message, error.code, error.param, _DO_NOT_RETRY)
     if isinstance(error, DocumentNotFoundError):
         return HttpError(404, "invalid_request_error", message, "document_not_found", "id", _DO_NOT_RETRY)
+    if isinstance(error, PinRefusedError):
+        return HttpError(409, "invalid_request_error", message, "pin_limit", None, _DO_NOT_RETRY)
     if isinstance(error, DirectoryLostError):
         return HttpError(503, "server_error", message, "cache_unavailable", None, _RETRY)
     if isinstance(error, InvalidRequestError):

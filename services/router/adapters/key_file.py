@@ -95,10 +95,18 @@ class FileKeys:
 
     def find(self, given: str) -> Caller | None:
         """See `Keys`."""
+        self._follow()
+        return self._ring.find(given)
+
+    def quotas_of(self, tenant: str) -> Quotas:
+        """See `Keys`."""
+        self._follow()
+        return self._ring.quotas_of(tenant)
+
+    def _follow(self) -> None:
         if self._clock() - self._checked_at >= _CHECK_SECONDS:
             self._checked_at = self._clock()
             self._reload()
-        return self._ring.find(given)
 
     def _reload(self) -> None:
         seen = _fingerprint(self._path)
@@ -131,6 +139,10 @@ class SingleKey:
         """See `Keys`."""
         return self._ring.find(given)
 
+    def quotas_of(self, tenant: str) -> Quotas:
+        """See `Keys`: there are none."""
+        return Quotas()
+
 
 class NoKeys:
     """Authentication is off: whoever reaches the router is the administrator of its one tenant. Implements `Keys`."""
@@ -141,3 +153,7 @@ class NoKeys:
     def find(self, given: str) -> Caller | None:
         """See `Keys`."""
         return self._caller
+
+    def quotas_of(self, tenant: str) -> Quotas:
+        """See `Keys`: there are none."""
+        return Quotas()

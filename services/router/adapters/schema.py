@@ -22,6 +22,7 @@ __all__ = [
     "InvalidateBody",
     "MessageBody",
     "PartOptions",
+    "PinBody",
     "SharedBody",
     "StopList",
     "StopText",
@@ -183,6 +184,13 @@ class InvalidateBody(_Closed):
     tenant: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     namespace: Literal["public"] | None = None
+
+
+class PinBody(_Closed):
+    """`POST` and `DELETE /v1/pins`: a document, of the caller's tenant unless one is named, or a whole tenant."""
+
+    document: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    tenant: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
 class CohereData(_Strict):

@@ -6,6 +6,7 @@ RouterError
 ├── ModelRefusedError  the model's template or tokenizer cannot keep client text apart from control tokens
 ├── DirectoryLostError the cache service does not answer a call about documents
 ├── DocumentNotFoundError  nothing is known of a document
+├── PinRefusedError    pins would keep more than they may
 ├── KeyFileError       the file of API keys cannot be read
 ├── HttpError          an error as the client sees it
 └── ClientGoneError    the client closed the connection before it had its reply

@@ -81,7 +81,10 @@ class StateInfo:
 
 @dataclass(frozen=True, slots=True)
 class DocumentInfo:
-    """A document and what is stored of it; `version` 0 when requests named it without registering it."""
+    """A document and what is stored of it; `version` 0 when requests named it without registering it.
+
+    `is_pinned`: its segment states are never evicted.
+    """
 
     document_id: str
     title: str = ""
@@ -90,6 +93,7 @@ class DocumentInfo:
     num_tokens: int = 0
     version: int = 0
     states: tuple[StateInfo, ...] = ()
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,11 @@ class KeyRing:
                 found = key
         if found is None:
             return None
-        return Caller(found.tenant, found.scopes, self.quotas.get(found.tenant, Quotas()), found.name)
+        return Caller(found.tenant, found.scopes, self.quotas_of(found.tenant), found.name)
+
+    def quotas_of(self, tenant: str) -> Quotas:
+        """The bounds of a tenant; none where the ring names none."""
+        return self.quotas.get(tenant, Quotas())
 
 
 class Keys(Protocol):
@@ -83,6 +87,10 @@ class Keys(Protocol):
 
     def find(self, given: str) -> Caller | None:
         """Whose key this is; `given` is empty when the request brings none."""
+        ...
+
+    def quotas_of(self, tenant: str) -> Quotas:
+        """The bounds of a tenant."""
         ...
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from services.blob.encodings import StateEncoding, decode, encode
+from services.blob.encodings import StateEncoding, decode, decode_tail, encode, encode_tail
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError, pages_for
 from services.worker.engine.states import SegmentState, page_rows
@@ -43,7 +43,7 @@ class OutgoingState:
             if isinstance(context.model.spec.kept[layer], StateShape):
                 plane = self.state.planes[index]
                 planes = encode(plane.transition, plane.end_state, plane.decay, context.profile.encoding)
-                planes["conv_tail"] = plane.tail
+                planes |= encode_tail(plane.tail, context.profile.encoding)
             else:
                 planes = dict(context.memory.page_pools[index].planes(self._slots))
             return {name: tensor.cpu() for name, tensor in planes.items()}
@@ -145,7 +145,7 @@ def _empty_plane(context: EngineContext, kept: StateShape) -> LinearPlane:
 def _fill_plane(plane: LinearPlane, planes: Mapping[str, torch.Tensor], encoding: StateEncoding) -> None:
     try:
         transition, end_state = decode(planes, encoding)
-        found = (transition, end_state, planes["conv_tail"], planes["decay"])
+        found = (transition, end_state, decode_tail(planes, encoding, plane.tail.dtype), planes["decay"])
     except (KeyError, RuntimeError, IndexError) as error:
         raise ValueError(f"planes are missing or of another shape: {error}") from error
     for own, read in zip(plane.tensors, found, strict=True):

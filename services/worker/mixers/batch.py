@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from services.blob.encodings import StateEncoding, decode, encode
+from services.blob.encodings import StateEncoding, decode, decode_tail, encode, encode_tail
 from services.worker.ops.body_planes import PassedBody, keep
 from services.worker.ops.layout import BodyAddresses, PartWalk, PassAddresses
 from services.worker.ops.paged_attention import PagedQueries
@@ -48,7 +48,8 @@ class LinearPlane:
         if encoding.is_exact:
             return self
         transition, end_state = decode(encode(self.transition, self.end_state, self.decay, encoding), encoding)
-        return LinearPlane(transition, end_state, self.tail, self.decay)
+        tail = decode_tail(encode_tail(self.tail, encoding), encoding, self.tail.dtype)
+        return LinearPlane(transition, end_state, tail, self.decay)
 
 
 @dataclass(frozen=True, slots=True)

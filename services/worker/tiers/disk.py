@@ -1,6 +1,5 @@
 """Blobs as files of one directory. A file appears under its name only when it is whole, and is there after a restart."""
 
-import fcntl
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,8 @@ from pathlib import Path
 
 from services.blob.planes import Buffer
 from services.blob.reader import BlobSource
-from services.worker.tiers.recency import RecencyIndex
+from services.common.files import open_private, own_file, sync_directory, write_synchronised
+from services.worker.tiers.indexed import IndexedStore
 
 __all__ = ["DiskStore", "FileSource"]
 
@@ -36,7 +36,7 @@ class FileSource:
         return memoryview(buffer)[:filled]
 
 
-class DiskStore:
+class DiskStore(IndexedStore):
     """See `BlobStore`. Takes back what an earlier process left; what that was still writing is removed.
 
     Raises:
@@ -47,18 +47,13 @@ class DiskStore:
     tier = "disk"
 
     def __init__(self, directory: Path, capacity_bytes: int) -> None:
+        super().__init__(capacity_bytes)
         self._directory = directory
-        self._index = RecencyIndex(capacity_bytes)
         self._lock = threading.Lock()
         self._numbers = count()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._owner = _own(directory / _LOCK)
+        self._owner = own_file(directory / _LOCK)
         self._scan()
-
-    @property
-    def used_bytes(self) -> int:
-        """See `BlobStore`."""
-        return self._index.used_bytes
 
     def put(self, key: bytes, pieces: Sequence[Buffer]) -> bool:
         """See `BlobStore`."""
@@ -71,7 +66,12 @@ class DiskStore:
                 self._path(other).unlink(missing_ok=True)
         unfinished = self._directory / f"{key.hex()}.{next(self._numbers)}{_UNFINISHED}"
         try:
-            _write(unfinished, pieces)
+            # States say what their documents say: nobody else may read them.
+            file = open_private(unfinished)
+            try:
+                write_synchronised(file, pieces)
+            finally:
+                os.close(file)
             with self._lock:
                 unfinished.rename(self._path(key))
                 self._index.commit(key, size)
@@ -79,7 +79,7 @@ class DiskStore:
             self._index.give_up(size)
             unfinished.unlink(missing_ok=True)
             raise
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
         return True
 
     def open(self, key: bytes) -> BlobSource | None:
@@ -101,35 +101,26 @@ class DiskStore:
             self._path(key).unlink(missing_ok=True)
             return self._index.remove(key)
 
-    def size(self, key: bytes) -> int | None:
-        """See `BlobStore`."""
-        return self._index.size(key)
-
-    def sizes(self) -> Mapping[bytes, int]:
-        """See `BlobStore`."""
-        return self._index.sizes()
-
-    def check_integrity(self) -> None:
-        """See `BlobStore`."""
-        self._index.check_integrity()
-        with self._lock:
-            files = {path.stem: path.stat().st_size for path in self._directory.glob(f"*{_SUFFIX}")}
-            listed = {key.hex(): size for key, size in self.sizes().items()}
-        if files != listed:
-            raise AssertionError(f"{len(files)} files are there, {len(listed)} are listed")
-
     def close(self) -> None:
         """See `BlobStore`; another process may then take the directory."""
         os.close(self._owner)
 
+    def _held_sizes(self) -> tuple[Mapping[bytes, int], Mapping[bytes, int]]:
+        with self._lock:
+            return {bytes.fromhex(path.stem): path.stat().st_size for path in self._files()}, self.sizes()
+
     def _path(self, key: bytes) -> Path:
         return self._directory / f"{key.hex()}{_SUFFIX}"
+
+    def _files(self) -> list[Path]:
+        """Blobs; what else lies there is somebody else's."""
+        return [path for path in self._directory.glob(f"*{_SUFFIX}") if _is_key(path.stem)]
 
     def _scan(self) -> None:
         """Newest first into the budget; what does not fit, or was never finished, is removed."""
         for path in self._directory.glob(f"*{_UNFINISHED}"):
             path.unlink()
-        found = [(path.stat(), path) for path in self._directory.glob(f"*{_SUFFIX}") if _is_key(path.stem)]
+        found = [(path.stat(), path) for path in self._files()]
         found.sort(key=lambda one: one[0].st_mtime_ns, reverse=True)
         kept = []
         room = self._index.capacity_bytes
@@ -148,41 +139,3 @@ def _is_key(stem: str) -> bool:
         return bytes.fromhex(stem).hex() == stem
     except ValueError:
         return False
-
-
-def _own(path: Path) -> int:
-    """Lock a file until it is closed or the process ends, however it ends.
-
-    Raises:
-        BlockingIOError: another process has it.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _write(path: Path, pieces: Sequence[Buffer]) -> None:
-    """Onto the medium before it returns: a name must never come to stand for bytes that a power cut takes away."""
-    # States say what their documents say: nobody else may read them.
-    with open(path, "xb", buffering=0, opener=_open_private) as file:
-        for piece in pieces:
-            view = memoryview(piece)
-            while view:
-                view = view[file.write(view) :]
-        os.fsync(file.fileno())
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,7 @@ import torch
 
 from services.blob.planes import Buffer
 from services.blob.reader import BlobSource, BytesSource
-from services.worker.tiers.recency import RecencyIndex
+from services.worker.tiers.indexed import IndexedStore
 
 __all__ = ["HostStore", "allocate_pageable", "allocate_pinned"]
 
@@ -22,21 +22,16 @@ def allocate_pinned(size: int) -> memoryview:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().data
 
 
-class HostStore:
+class HostStore(IndexedStore):
     """See `BlobStore`."""
 
     tier = "host"
 
     def __init__(self, capacity_bytes: int, allocate: Callable[[int], memoryview] = allocate_pageable) -> None:
-        self._index = RecencyIndex(capacity_bytes)
+        super().__init__(capacity_bytes)
         self._allocate = allocate
         self._lock = threading.Lock()
         self._blobs: dict[bytes, memoryview] = {}
-
-    @property
-    def used_bytes(self) -> int:
-        """See `BlobStore`."""
-        return self._index.used_bytes
 
     def put(self, key: bytes, pieces: Sequence[Buffer]) -> bool:
         """See `BlobStore`."""
@@ -67,22 +62,10 @@ class HostStore:
             self._blobs.pop(key, None)
             return self._index.remove(key)
 
-    def size(self, key: bytes) -> int | None:
-        """See `BlobStore`."""
-        return self._index.size(key)
-
-    def sizes(self) -> Mapping[bytes, int]:
-        """See `BlobStore`."""
-        return self._index.sizes()
-
-    def check_integrity(self) -> None:
-        """See `BlobStore`."""
-        self._index.check_integrity()
-        with self._lock:
-            held = {key: len(blob) for key, blob in self._blobs.items()}
-        if held != dict(self.sizes()):
-            raise AssertionError(f"{len(held)} blobs are held, {len(self.sizes())} are listed")
-
     def close(self) -> None:
         """See `BlobStore`."""
         self._blobs.clear()
+
+    def _held_sizes(self) -> tuple[Mapping[bytes, int], Mapping[bytes, int]]:
+        with self._lock:
+            return {key: len(blob) for key, blob in self._blobs.items()}, self.sizes()

@@ -8,14 +8,14 @@ import redis
 
 from services.blob.planes import Buffer
 from services.blob.reader import BlobSource, BytesSource
-from services.worker.tiers.recency import RecencyIndex
+from services.worker.tiers.indexed import IndexedStore
 
 __all__ = ["RedisStore"]
 
 _CALL_SECONDS = 2.0
 
 
-class RedisStore:
+class RedisStore(IndexedStore):
     """See `BlobStore`. Blobs of one owner, under `prefix:blob:owner:`; a hash beside them lists their sizes.
 
     blob_max_bytes: larger ones are not taken. What an earlier process of the owner left is taken back, where Redis answers.
@@ -24,11 +24,11 @@ class RedisStore:
     tier = "redis"
 
     def __init__(self, url: str, prefix: str, owner: str, capacity_bytes: int, blob_max_bytes: int) -> None:
+        super().__init__(capacity_bytes)
         self._client = redis.Redis.from_url(url, socket_timeout=_CALL_SECONDS, socket_connect_timeout=_CALL_SECONDS)
         self._blobs = f"{prefix}:blob:{owner}:"
         self._listing = f"{prefix}:blobs:{owner}"
         self._blob_max_bytes = blob_max_bytes
-        self._index = RecencyIndex(capacity_bytes)
         # One put at a time: what leaves for one is gone before another may bring it back.
         self._lock = threading.Lock()
 
@@ -41,11 +41,6 @@ class RedisStore:
         for key, size in self._listed().items():
             if not self._index.add(key, size):
                 self._remove(key)
-
-    @property
-    def used_bytes(self) -> int:
-        """See `BlobStore`."""
-        return self._index.used_bytes
 
     def put(self, key: bytes, pieces: Sequence[Buffer]) -> bool:
         """See `BlobStore`."""
@@ -88,25 +83,15 @@ class RedisStore:
         self._remove(key)
         return was_there
 
-    def size(self, key: bytes) -> int | None:
-        """See `BlobStore`."""
-        return self._index.size(key)
-
-    def sizes(self) -> Mapping[bytes, int]:
-        """See `BlobStore`."""
-        return self._index.sizes()
-
-    def check_integrity(self) -> None:
-        """See `BlobStore`."""
-        self._index.check_integrity()
-        listed = self._listed()
-        held = {key: self._client.strlen(self._name(key)) for key in listed}
-        if not dict(self.sizes()) == listed == held:
-            raise AssertionError(f"{len(held)} blobs are held, {len(listed)} listed, {len(self.sizes())} known")
-
     def close(self) -> None:
         """See `BlobStore`."""
         self._client.close()
+
+    def _held_sizes(self) -> tuple[Mapping[bytes, int], Mapping[bytes, int]]:
+        """What Redis lists and does not hold counts as empty."""
+        with self._lock, _as_os_error():
+            held = {key: int(self._client.strlen(self._name(key))) for key in self._listed()}
+        return held, self.sizes()
 
     def _listed(self) -> dict[bytes, int]:
         with _as_os_error():

@@ -32,12 +32,14 @@ def test_without_the_cache_service_nothing_is_promised(stack: RouterStack) -> No
         ("GET", "/v1/documents"),
         ("GET", "/v1/documents/one"),
         ("DELETE", "/v1/documents/one"),
+        ("DELETE", "/v1/pins?document=one"),
     ):
         response = stack.http.request(method, path, json=DOCUMENT)
         assert error_of(response) == (503, "cache_unavailable")
         assert response.headers["retry-after"]
         assert "127.0.0.1" not in response.text
     assert error_of(stack.http.post("/v1/invalidate", json={"tag": "t"})) == (503, "cache_unavailable")
+    assert error_of(stack.http.post("/v1/pins", json={"document": "one"})) == (503, "cache_unavailable")
 
 
 def test_a_failed_capture_leaves_the_document_registered(stack: RouterStack) -> None:

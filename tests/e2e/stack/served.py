@@ -56,9 +56,13 @@ def is_running(pid: int) -> bool:
 
 
 class ServedStack:
-    """`hypic up` on free ports. `variables` are settings beside those that tests need to see inside."""
+    """`hypic up` on free ports. `variables` are settings beside those that tests need to see inside.
 
-    def __init__(self, checkpoint: Path, log: Path, variables: Mapping[str, str]) -> None:
+    state: the folder of what outlives the stack.
+    """
+
+    def __init__(self, checkpoint: Path, log: Path, variables: Mapping[str, str], state: Path | None = None) -> None:
+        self._options = ["--state", str(state)] if state else []
         self._checkpoint = checkpoint
         self._log = log
         self._metrics_ports = {"worker": free_port(), "cache": free_port()}
@@ -73,7 +77,7 @@ class ServedStack:
         self.base_url = ""
 
     def __enter__(self) -> Self:
-        command = ["up", "--checkpoint", str(self._checkpoint), "--port", "0"]
+        command = ["up", "--checkpoint", str(self._checkpoint), "--port", "0", *self._options]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "services.cli.main", *command],
@@ -84,6 +88,7 @@ class ServedStack:
             )
         try:
             self.base_url = self._read_base_url()
+            self._environment = self._read_environment()
         except BaseException:
             self._end()
             raise
@@ -119,8 +124,15 @@ class ServedStack:
     def wait_restarted(self, name: str, killed: int) -> None:
         """Until another process of the service is ready, and the router with it."""
         wait_until(lambda: self.pid(name) not in (0, killed), 60)
-        wait_until(lambda: asyncio.run(grpc_ready(self.address(name))), 60)
-        wait_until(lambda: self.http.get("/health/ready").status_code == 200, 60)
+        if name != "router":
+            wait_until(lambda: asyncio.run(grpc_ready(self.address(name))), 60)
+        wait_until(self._is_ready, 60)
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.http.get("/health/ready").status_code == 200
+        except httpx2.TransportError:
+            return False
 
     def address(self, name: str) -> str:
         """Where the worker or the cache service listens."""
@@ -128,6 +140,9 @@ class ServedStack:
 
     def environment(self) -> dict[str, str]:
         """The settings of the supervisor's children, for one more process beside them."""
+        return dict(self._environment)
+
+    def _read_environment(self) -> dict[str, str]:
         variables = dict(entry.split("=", 1) for entry in _read_proc(self.pid("router"), "environ"))
         # Whoever carries it ends unless the supervisor is its parent.
         del variables[SUPERVISOR_VARIABLE]

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from services.router.domain.tenancy import hash_key
 from tests.e2e.stack.asking import CHAT, Answer, ask, body, document
+from tests.e2e.stack.callers import Client, client_of, key_sections, secret_of
 from tests.e2e.stack.served import ServedStack, wait_until
 
 KEYS = {
@@ -28,27 +28,7 @@ QUOTAS = "[tenants.small]\nmax_requests_in_flight = 1\nmax_state_bytes = 1000\n"
 
 
 def key_file(*names: str) -> str:
-    sections = (
-        f'[[keys]]\nname = "{name}"\ntenant = "{KEYS[name][0]}"\nscopes = [{KEYS[name][1]}]\n'
-        f'sha256 = "{hash_key(f"secret of {name}").hex()}"\n'
-        for name in names
-    )
-    return QUOTAS + "".join(sections)
-
-
-@dataclass(slots=True)
-class Client:
-    """A caller with a key; what `ask` needs of a stack."""
-
-    model: str
-    base_url: str
-    http: httpx2.Client
-
-    def call(self, method: str, path: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 # arguments of httpx2
-        response = self.http.request(method, path, **more)
-        assert response.status_code == 200, response.text
-        answer: dict[str, Any] = response.json()
-        return answer
+    return QUOTAS + key_sections({name: KEYS[name] for name in names})
 
 
 class Guarded:
@@ -58,12 +38,7 @@ class Guarded:
         self.stack = stack
         self.path = path
         self.log = log
-        self.clients = {name: self._client(name) for name in KEYS}
-
-    def _client(self, name: str) -> Client:
-        headers = {"authorization": f"Bearer secret of {name}"}
-        http = httpx2.Client(base_url=self.stack.base_url, timeout=60, headers=headers)
-        return Client(self.stack.model, self.stack.base_url, http)
+        self.clients = {name: client_of(name, stack.model, stack.base_url) for name in KEYS}
 
     def __getitem__(self, name: str) -> Client:
         return self.clients[name]
@@ -106,6 +81,8 @@ def test_without_a_known_key_nothing_is_served(guarded: Guarded, header: str | N
         ("POST", "/v1/documents"),
         ("DELETE", "/v1/documents/x"),
         ("POST", "/v1/invalidate"),
+        ("POST", "/v1/pins"),
+        ("DELETE", "/v1/pins"),
     ):
         response = httpx2.request(method, guarded.stack.base_url + path, json={}, headers=headers, timeout=20)
         assert refusal(response) == (401, "invalid_api_key")
@@ -125,6 +102,8 @@ def test_without_a_known_key_nothing_is_served(guarded: Guarded, header: str | N
         ("acme", "POST", "/v1/invalidate", {"tenant": "other"}),
         ("acme", "POST", "/v1/invalidate", {"tenant": "public"}),
         ("acme", "POST", "/v1/invalidate", {"tag": "t", "namespace": "public"}),
+        ("acme", "POST", "/v1/pins", {"document": "x"}),
+        ("acme", "DELETE", "/v1/pins?document=x", None),
     ],
 )
 def test_a_key_without_the_scope_is_refused(
@@ -201,6 +180,44 @@ def test_documents_of_others_are_not_seen(guarded: Guarded) -> None:
     assert guarded["librarian"].call("GET", "/v1/documents/private")["registered"]
 
 
+def test_an_administrator_pins_documents_of_any_tenant(guarded: Guarded) -> None:
+    """A tenant as a whole only where it has a bound; what was refused says how much would be kept."""
+    root, pinned = guarded["root"], document("pinned") | {"id": "a/pinned/pin"}
+    guarded["acme"].call("POST", "/v1/documents", json=pinned)
+    (state,) = guarded["acme"].call("GET", "/v1/documents/a/pinned/pin")["states"]
+    done = root.call("POST", "/v1/pins", json={"document": "a/pinned/pin", "tenant": "acme"})
+    assert {name: done[name] for name in ("object", "tenant", "document", "pinned", "entries")} == {
+        "object": "pin",
+        "tenant": "acme",
+        "document": "a/pinned/pin",
+        "pinned": True,
+        "entries": 1,
+    }
+    assert (done["promised_bytes"], done["limit_bytes"]) == (state["bytes"], 1 << 30)
+    assert guarded["acme"].call("GET", "/v1/documents/a/pinned/pin")["pinned"]
+    assert root.call("POST", "/v1/pins", json={"tenant": "small"})["promised_bytes"] == state["bytes"] + 1000
+    refused = root.http.post("/v1/pins", json={"tenant": "acme"})
+    assert refusal(refused) == (409, "pin_limit")
+    assert "HYPIC_CACHE_PINNED_SHARE" in refused.json()["error"]["message"]
+    assert refused.headers["x-should-retry"] == "false"
+    root.call("DELETE", "/v1/pins", params={"tenant": "small"})
+    ended = root.call("DELETE", "/v1/pins", params={"tenant": "acme", "document": "a/pinned/pin"})
+    assert (ended["pinned"], ended["promised_bytes"]) == (False, 0)
+    assert not guarded["acme"].call("GET", "/v1/documents/a/pinned/pin")["pinned"]
+    # The administrator's own tenant is another one.
+    assert root.call("POST", "/v1/pins", json={"document": "a/pinned/pin"})["entries"] == 0
+    assert root.call("DELETE", "/v1/pins", params={"document": "a/pinned/pin"})["tenant"] == "operations"
+
+
+@pytest.mark.parametrize(
+    "sent", [{}, {"document": ""}, {"document": 5}, {"tenant": ""}, {"pin": "x"}, [], {"document": "x" * 513}]
+)
+def test_a_pin_that_says_nothing_is_refused(guarded: Guarded, sent: Any) -> None:  # noqa: ANN401 # JSON
+    response = guarded["root"].http.post("/v1/pins", json=sent)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] in ("document", "tenant", "pin", "body")
+
+
 def test_a_tenant_over_its_quotas_is_refused_or_computed(guarded: Guarded) -> None:
     small = guarded["small"]
     first, again = (ask_as(small, [document("over quota")]) for _ in range(2))
@@ -249,8 +266,8 @@ def test_no_secret_is_logged(guarded: Guarded) -> None:
     log = guarded.log.read_text()
     assert "api_keys_reloaded" in log
     for name in KEYS:
-        assert f"secret of {name}" not in log
-        assert hash_key(f"secret of {name}").hex() not in log
+        assert secret_of(name) not in log
+        assert hash_key(secret_of(name)).hex() not in log
 
 
 def test_an_address_for_others_needs_keys(checkpoint: Path) -> None:

@@ -1,4 +1,4 @@
-"""Stored states outlive the processes: hits resume from disk, for those who may have them, and damage is seen."""
+"""Stored states outlive the worker: hits resume from disk and Redis, and damage is seen."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +17,8 @@ ASKED = [document(f"tiers {index}") for index in range(2)]
 
 @contextmanager
 def _served(checkpoint: Path, folder: Path, **variables: str) -> Iterator[ServedStack]:
-    """The directory's secret stays, and so does what tiers keep in `folder` or elsewhere."""
-    own = {"HYPIC_CACHE_SECRET": "kept over restarts", **variables}
-    with ServedStack(checkpoint, folder / "log", own) as stack:
+    """What the directory remembers stays, and so does what tiers keep in `folder` or elsewhere."""
+    with ServedStack(checkpoint, folder / "log", variables, folder / "state") as stack:
         yield stack
 
 
@@ -38,46 +37,6 @@ def _tiers(answer: Answer) -> set[str]:
 def _await_restored(stack: ServedStack, count: int) -> None:
     """Heartbeats tell the new directory what lies on disk."""
     wait_until(lambda: stack.gauge("cache", "hypic_cache_entries") >= count)
-
-
-def test_hits_resume_after_a_restart_of_everything(random_checkpoint: Path, tmp_path: Path) -> None:
-    """The same answers without a capture; another salt misses; what is invalidated leaves the disk."""
-    with _served(random_checkpoint, tmp_path, **_on_disk(tmp_path)) as stack:
-        composed = ask(stack, ASKED).text
-        recomputed = ask(stack, ASKED, reuse="off").text
-        assert composed != recomputed
-    # The end of the worker waits for what it has published.
-    assert len(_files(tmp_path)) == 2
-    with _served(random_checkpoint, tmp_path, **_on_disk(tmp_path)) as stack:
-        _await_restored(stack, 2)
-        again = ask(stack, ASKED)
-        assert again.served == ["hit", "hit"]
-        assert _tiers(again) == {"disk"}
-        assert again.text == composed
-        assert again.raw["hypic"]["seconds"]["fetch"] > 0
-        assert stack.captures() == 0
-        warm = ask(stack, ASKED)
-        assert (warm.text, _tiers(warm)) == (composed, {"worker"})
-        assert ask(stack, ASKED, cache_salt="other").served == ["cold", "cold"]
-        wait_until(lambda: len(_files(tmp_path)) == 4)
-        stack.forget_everything()
-        wait_until(lambda: not _files(tmp_path))
-
-
-def test_hits_from_host_memory_behind_the_engines(random_checkpoint: Path, tmp_path: Path) -> None:
-    """What other documents have pushed out of the engine's memory comes back, to whom it belongs."""
-    small = {"HYPIC_WORKER_PAGE_BYTES": str(1 << 20), "HYPIC_WORKER_STATE_BYTES": str(1 << 20)}
-    with _served(random_checkpoint, tmp_path, HYPIC_WORKER_HOST_BYTES=str(64 << 20), **small) as stack:
-        composed = ask(stack, ASKED).text
-        wait_until(lambda: stack.gauge("worker", "hypic_worker_demotions_total", 'tier="host"') == 2)
-        for number in range(12):
-            ask(stack, [document(f"filling {number} {index}") for index in range(6)])
-        again = ask(stack, ASKED)
-        assert (again.served, again.text) == (["hit", "hit"], composed)
-        assert _tiers(again) == {"host"}
-        assert ask(stack, ASKED, cache_salt="other").served == ["cold", "cold"]
-        stack.invalidate_tenant()
-        assert ask(stack, ASKED).served == ["cold", "cold"]
 
 
 def test_hits_from_redis_after_a_restart_of_everything(
@@ -99,12 +58,16 @@ def test_hits_from_redis_after_a_restart_of_everything(
 
 
 def test_killed_and_damaged(random_checkpoint: Path, tmp_path: Path) -> None:
-    """Kill -9 loses nothing that was stored; a flipped byte and a lost file are computed anew."""
+    """Kill -9 loses no segment that was stored, and every snapshot; a flipped byte and a lost file are computed anew."""
     with _served(random_checkpoint, tmp_path, **_on_disk(tmp_path)) as stack:
         composed = ask(stack, ASKED).text
+        exact = [ask(stack, ASKED, reuse="exact") for _ in range(2)]
+        assert [answer.served for answer in exact] == [["live", "live"], ["prefix", "prefix"]]
         wait_until(lambda: len(_files(tmp_path)) == 2)
         killed = stack.kill("worker")
         stack.wait_restarted("worker", killed)
+        anew = ask(stack, ASKED, reuse="exact")
+        assert (anew.served, anew.text) == (["live", "live"], exact[0].text)
         again = ask(stack, ASKED)
         assert (again.text, _tiers(again), stack.captures()) == (composed, {"disk"}, 0)
         first, second = _files(tmp_path)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.stack.asking import body, document, read_stream, stream
 from tests.e2e.stack.served import ServedStack, is_running, wait_until
 
@@ -45,3 +47,21 @@ def test_a_missing_checkpoint_is_said_in_words(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "config.json" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_state_folder_that_cannot_be_used_is_said_in_words(random_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", "services.cli.main", "up", "--checkpoint", str(random_checkpoint), "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command += ["--state", str(tmp_path / "file" / "state")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "--state" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_two_stacks_cannot_share_a_state_folder(random_checkpoint: Path, tmp_path: Path) -> None:
+    with ServedStack(random_checkpoint, tmp_path / "log", {}, tmp_path / "state"):
+        other = ServedStack(random_checkpoint, tmp_path / "other", {}, tmp_path / "state")
+        with pytest.raises(AssertionError, match="is used by a cache service that runs"), other:
+            pass

@@ -34,6 +34,9 @@ SOUND = Snapshot(
     keys_of_scope=dict.fromkeys(SCOPES, frozenset({A, B})),
     tenant_bytes={"tenant:1": 60},
     tenant_budgets={"tenant:1": 60},
+    epochs={"tenant:1": 3, "tag:9": 4},
+    links={A: frozenset({"tag:4"})},
+    past=frozenset({(b"", "tag:9"), (A, "tag:4")}),
     records={"document:3": RecordState("tenant:1", frozenset({"tag:4"}), 9)},
     records_of=dict.fromkeys(("tenant:1", "tag:4"), frozenset({"document:3"})),
 )
@@ -57,6 +60,13 @@ BROKEN = {
     ),
     "age": replace(SOUND, ages={A: 8}),
     "owned": replace(SOUND, leases={"l1": LeaseState(frozenset({A}), frozenset())}),
+    "past": replace(SOUND, past=frozenset({(b"", "tag:9")})),
+    "epoch": replace(SOUND, epochs={"tenant:1": 10, "tag:9": 4}),
+    "epoch beside a version": replace(
+        SOUND,
+        epochs={"document:3": 3, "tag:9": 4},
+        past=frozenset({(b"", "tag:9"), (b"", "document:3"), (A, "tag:4")}),
+    ),
     "live ticket": replace(SOUND, ticket_of={}),
     "dead ticket": replace(SOUND, ticket_of={B: "t0"}),
     "both": replace(SOUND, tickets={"t1": TicketState(A, 9, "l1", dead=False)}, ticket_of={A: "t1"}),

@@ -17,6 +17,7 @@ RECORD = EntryRecord(
     ticket_id="nonce-1",
     scopes=Scopes("tenant:1", "model:2", frozenset({"document:3", "document:4"})),
     epochs=Epochs(1_700_000_000_000_003, 0),
+    life="one life",
 )
 SIGNER = ReceiptSigner(b"secret")
 RECEIPT = SIGNER.sign("w1", RECORD)

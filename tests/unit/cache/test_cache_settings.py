@@ -1,5 +1,7 @@
 """Settings of the cache service."""
 
+from pathlib import Path
+
 import pytest
 
 from services.cache.settings import CacheSettings
@@ -18,6 +20,7 @@ def test_the_defaults_start_an_embedded_service() -> None:
     [
         ("HYPIC_CACHE_DIRECTORY", "redis", "secret is required"),
         ("HYPIC_CACHE_SECRET", "short", "at least 16"),
+        ("HYPIC_CACHE_JOURNAL_FILE", "state/journal", "secret is required with journal_file"),
         ("HYPIC_CACHE_BUDGET_BYTES", "0", "BUDGET_BYTES"),
         ("HYPIC_CACHE_LISTEN_ADDRESS", "nowhere", "LISTEN_ADDRESS"),
         ("HYPIC_CACHE_REDIS_PREFIX", "a{b}", "REDIS_PREFIX"),
@@ -28,6 +31,11 @@ def test_a_bad_variable_stops_the_start(monkeypatch: pytest.MonkeyPatch, name: s
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=message):
         CacheSettings.from_environment()
+
+
+def test_a_journal_is_for_the_memory_directory(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="journal_file is for directory=memory"):
+        CacheSettings.from_environment(directory="redis", secret="s" * 16, journal_file=tmp_path / "journal")
 
 
 def test_the_secret_is_not_shown() -> None:

@@ -1,3 +1,5 @@
 -- Answers {number of entries, number of documents, copies}.
 call('SREM', base .. 'pinned', order.scope)
-return remove_scope(order.scope, next_sequence())
+local removed = remove_scope(order.scope, next_sequence())
+trim_past()
+return removed

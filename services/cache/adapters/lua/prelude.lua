@@ -4,7 +4,11 @@
 --
 --   sequence, bytes, clock     counters; clock: the highest score that was ever evicted
 --   bytes_of, budgets          scope of a tenant -> bytes of its copies, and its own budget
+--   life                       random; another one where the memory of invalidations was lost
 --   epochs                     scope -> sequence number of its last invalidation
+--   links:K                    scopes that a published key falls with beyond its receipts
+--   past, floor                epochs of documents and tags (scope) and links (K|scope) by sequence number; below the
+--                              floor they are forgotten, and no receipt is good
 --   born                       published keys by fence
 --   entry:K                    kind, tenant, tokens, size, fence, ticket, uses, score of a published key
 --   tiers:K                    worker -> tier of its copy
@@ -60,8 +64,9 @@ end
 
 local has_pins = call('EXISTS', base .. 'pinned') == 1
 
+-- Snapshots are not: every prompt with a pinned document would leave one that stays for ever.
 local function is_pinned(key)
-  if has_pins then
+  if has_pins and call('HGET', base .. 'entry:' .. key, 'kind') == 'segment' then
     for _, scope in ipairs(call('SMEMBERS', base .. 'scopes:' .. key)) do
       if call('SISMEMBER', base .. 'pinned', scope) == 1 then
         return true
@@ -90,11 +95,54 @@ local function is_over_age(fence)
   return seconds > 0 and fence <= (now - seconds) * 1e6
 end
 
+-- Forget the oldest of the past where it is too much; behind every change.
+local function trim_past()
+  while call('ZCARD', base .. 'past') > order.limits.max_remembered do
+    local oldest = call('ZPOPMIN', base .. 'past')
+    local key, scope = string.match(oldest[1], '^(%x+)|(.*)$')
+    if key then
+      call('SREM', base .. 'links:' .. key, scope)
+    else
+      call('HDEL', base .. 'epochs', oldest[1])
+    end
+    call('SET', base .. 'floor', integer(tonumber(oldest[2])))
+  end
+end
+
+local function is_forgettable(scope)
+  return string.sub(scope, 1, 7) ~= 'tenant:' and string.sub(scope, 1, 6) ~= 'model:'
+end
+
+local function advance_epoch(scope, epoch)
+  call('HSET', base .. 'epochs', scope, integer(epoch))
+  if is_forgettable(scope) then
+    call('ZADD', base .. 'past', epoch, scope)
+  end
+end
+
+-- Forget a scope's invalidation, where something else tells its epoch from now on.
+local function drop_epoch(scope)
+  call('HDEL', base .. 'epochs', scope)
+  call('ZREM', base .. 'past', scope)
+end
+
+-- Receipts of a published key do not say what it falls with since.
+local function link_published(key, scope)
+  if call('SADD', base .. 'links:' .. key, scope) == 1 then
+    call('ZADD', base .. 'past', next_sequence(), key .. '|' .. scope)
+    trim_past()
+  end
+  if has_pins and call('SISMEMBER', base .. 'pinned', scope) == 1 then
+    settle(key)
+  end
+end
+
 local function link(key, scope)
-  call('SADD', base .. 'scopes:' .. key, scope)
-  call('SADD', base .. 'scope:' .. scope, key)
-  if has_pins and call('SISMEMBER', base .. 'pinned', scope) == 1 and published(key) then
-    set_busy(key)
+  if call('SADD', base .. 'scopes:' .. key, scope) == 1 then
+    call('SADD', base .. 'scope:' .. scope, key)
+    if published(key) then
+      link_published(key, scope)
+    end
   end
 end
 
@@ -264,7 +312,7 @@ local function remove_documents(scope, epoch)
 end
 
 local function free_scope(scope, epoch, copies)
-  call('HSET', base .. 'epochs', scope, integer(epoch))
+  advance_epoch(scope, epoch)
   local removed = 0
   for _, key in ipairs(call('SMEMBERS', base .. 'scope:' .. scope)) do
     if published(key) then

@@ -1,5 +1,5 @@
--- Answers {outcome} or {'unknown_worker'}; with 'accepted' {outcome, fields, scopes, tenant epoch, model epoch,
--- number evicted, evicted keys of this worker}.
+-- Answers {outcome} or {'unknown_worker'}; with 'accepted' {outcome, description, number evicted, evicted keys of this
+-- worker}; a description is names and values in turn.
 local key, ticket = order.key, order.ticket
 local fence = integer(order.fence)
 
@@ -13,8 +13,15 @@ local function accepted(evicted, drop_keys)
       model_epoch = epoch_of(scope)
     end
   end
-  local fields = call('HMGET', base .. 'entry:' .. key, 'kind', 'tokens', 'size', 'fence', 'ticket')
-  return { 'accepted', fields, scopes, integer(tenant_epoch), integer(model_epoch), evicted, drop_keys }
+  call('SET', base .. 'life', order.life, 'NX')
+  local description = call('HGETALL', base .. 'entry:' .. key)
+  for name, value in pairs({
+    key = key, scopes = scopes, epochs = { integer(tenant_epoch), integer(model_epoch) }, life = call('GET', base .. 'life'),
+  }) do
+    description[#description + 1] = name
+    description[#description + 1] = value
+  end
+  return { 'accepted', description, evicted, drop_keys }
 end
 
 local made = call('HMGET', base .. 'entry:' .. key, 'ticket', 'fence')

@@ -7,6 +7,9 @@ if is_known and known[1] == order.digest and known[2] == order.title and known[3
 end
 local version = next_sequence()
 local removed = remove_scope(order.scope, version)
+-- The registration tells the epoch now.
+drop_epoch(order.scope)
+trim_past()
 call('HSET', name, 'tenant', order.tenant, 'id', order.id, 'title', order.title, 'tags', order.tags,
   'tag_scopes', order.tag_scopes, 'digest', order.digest, 'tokens', order.tokens, 'version', integer(version))
 call('SADD', base .. 'records:' .. order.tenant, order.scope)

@@ -4,18 +4,29 @@ local worker = order.worker
 local function adopt(scope, epoch)
   if epoch > epoch_of(scope) then
     remove_scope(scope, epoch)
+    trim_past()
   end
+end
+
+-- What a copy falls with, beside its tenant and model.
+local function documents_of(record)
+  local documents = call('SMEMBERS', base .. 'links:' .. record.key)
+  for _, document in ipairs(record.documents) do
+    documents[#documents + 1] = document
+  end
+  return documents
 end
 
 local function stale(record)
   if epoch_of(record.tenant) ~= record.epochs[1] or epoch_of(record.model) ~= record.epochs[2] then
     return true
   end
-  if is_over_age(record.fence) then
+  if is_over_age(record.fence) or record.fence <= tonumber(call('GET', base .. 'floor') or '0') then
     return true
   end
-  for _, document in ipairs(record.documents) do
-    if epoch_of(document) > record.fence then
+  for _, document in ipairs(documents_of(record)) do
+    local version = tonumber(call('HGET', base .. 'record:' .. document, 'version') or '0')
+    if math.max(epoch_of(document), version) > record.fence then
       return true
     end
   end
@@ -47,7 +58,7 @@ local function restored(record)
   end
   link(key, record.tenant)
   link(key, record.model)
-  for _, document in ipairs(record.documents) do
+  for _, document in ipairs(documents_of(record)) do
     link(key, document)
   end
   if not resident then
@@ -57,14 +68,18 @@ local function restored(record)
   return true
 end
 
+-- A directory that has lost its memory does not know what was invalidated before.
+local life = call('GET', base .. 'life')
 for _, record in ipairs(order.records) do
-  raise_sequence(math.max(record.fence, record.epochs[1], record.epochs[2]))
-  adopt(record.tenant, record.epochs[1])
-  adopt(record.model, record.epochs[2])
+  if record.life == life then
+    raise_sequence(math.max(record.fence, record.epochs[1], record.epochs[2]))
+    adopt(record.tenant, record.epochs[1])
+    adopt(record.model, record.epochs[2])
+  end
 end
 local refused = {}
 for _, record in ipairs(order.records) do
-  if not restored(record) then
+  if record.life ~= life or not restored(record) then
     refused[#refused + 1] = record.key
   end
 end
