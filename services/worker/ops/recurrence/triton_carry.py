@@ -19,7 +19,7 @@ from services.worker.ops.recurrence.triton_chunks import Chunks, prepare
 from services.worker.ops.recurrence.types import RecurrenceInputs, SlotStates
 from services.worker.ops.tiles import block
 
-__all__ = ["NONE", "Carried", "Course", "Stop", "carry", "course_columns", "locate"]
+__all__ = ["NONE", "Carried", "Course", "Stop", "carry", "course_columns", "fp32_at", "locate"]
 
 NONE = -1
 # Programs of a launch from which on wider blocks of columns leave no multiprocessor idle.
@@ -27,7 +27,7 @@ _MANY_PROGRAMS = 512
 
 
 @triton.jit
-def _fp32(address, ALIGNED: tl.constexpr):
+def fp32_at(address, ALIGNED: tl.constexpr):
     """A pointer behind an address; ALIGNED: to 16 bytes, for wide loads."""
     pointer = address.to(tl.pointer_type(tl.float32))
     if ALIGNED:
@@ -109,7 +109,7 @@ def _carry_kernel(
         H * size, H * K * V,
     )  # fmt: skip
     for i_s in range(first_step, end_step):
-        p_w, p_u = _fp32(stored, ALIGNED and FORM == 2), _fp32(ends, ALIGNED) + i_h * K * V
+        p_w, p_u = fp32_at(stored, ALIGNED and FORM == 2), fp32_at(ends, ALIGNED) + i_h * K * V
         next_chunk, next_keep, stored, ends, next_moves = _look(
             i_s + 1, end_step, chunk_of, body_of, keep_of, transitions, end_states, chunk_transitions, chunk_ends,
             H * size, H * K * V,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from services.worker.ops.layout import BodyAddresses
-from services.worker.ops.recurrence.triton_carry import Carried, Course
+from services.worker.ops.recurrence.triton_carry import Carried, Course, fp32_at
 from services.worker.ops.recurrence.triton_products import multiply
 from services.worker.ops.recurrence.triton_stream import dot_split, split, streams
 from services.worker.ops.recurrence.types import RecurrenceInputs, SlotStates
@@ -21,15 +21,6 @@ __all__ = ["compose", "composes", "joins_bodies"]
 
 # Columns of a state that one program holds: as many as leave enough programs for a chip of 132 multiprocessors.
 _COLUMNS, _PROGRAMS = (64, 32, 16), 256
-
-
-@triton.jit
-def _fp32(address, ALIGNED: tl.constexpr):
-    """A pointer behind an address; ALIGNED: to 16 bytes, for wide loads."""
-    pointer = address.to(tl.pointer_type(tl.float32))
-    if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
-    return pointer
 
 
 @triton.jit
@@ -113,7 +104,7 @@ def _compose_kernel(
     chunk, keep, stored, end = _look(step, end_step, chunk_of, body_of, keep_of, transitions, end_states)
     for i_s in range(step, end_step):
         is_body = stored != 0
-        p_w, p_u = _fp32(stored, ALIGNED) + i_h * K * K, _fp32(end, ALIGNED) + i_h * K * V
+        p_w, p_u = fp32_at(stored, ALIGNED) + i_h * K * K, fp32_at(end, ALIGNED) + i_h * K * V
         next_chunk, next_keep, stored, end = _look(
             i_s + 1, end_step, chunk_of, body_of, keep_of, transitions, end_states
         )
