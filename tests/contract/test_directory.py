@@ -86,8 +86,29 @@ async def test_release_frees_unpublished_tickets_and_is_idempotent(rig: Rig) -> 
     await rig.cache.release(reply.lease_id)
     await rig.cache.release(reply.lease_id)
     await rig.cache.release("never given")
+    await rig.cache.release()
     assert (await rig.publish(reply.entries[1])).outcome is PublishOutcome.FENCED
     assert [entry.outcome for entry in (await rig.plan("a", "b")).entries] == [HIT, COLD]
+
+
+async def test_several_leases_are_released_at_once_whatever_is_among_them(rig: Rig) -> None:
+    await rig.store("kept")
+    first, second, other = await rig.plan("kept", "a"), await rig.plan("kept", "b"), await rig.plan("c")
+    await rig.cache.release(first.lease_id, "never given", second.lease_id, first.lease_id)
+    assert [entry.outcome for entry in (await rig.plan("a", "b", "c")).entries] == [COLD, COLD, PENDING]
+    filling = await rig.plan("big")
+    assert (await rig.publish(filling.entries[0], size=1000)).outcome is PublishOutcome.ACCEPTED
+    assert (await rig.publish(other.entries[0])).outcome is PublishOutcome.OVER_BUDGET
+
+
+async def test_a_plan_may_name_more_parts_than_a_script_can_pass_at_once(rig: Rig) -> None:
+    contents = [str(number) for number in range(4200)]
+    reply = await rig.plan(*contents)
+    assert {entry.outcome for entry in reply.entries} == {COLD}
+    assert len({entry.key for entry in reply.entries}) == len(contents)
+    await rig.directory.check_integrity()
+    await rig.cache.release(reply.lease_id)
+    assert await rig.outcomes(contents[0], contents[-1]) == [COLD, COLD]
 
 
 async def test_a_ticket_outlives_a_lapsed_lease(rig: Rig) -> None:

@@ -43,6 +43,20 @@ async def test_a_silent_holders_entry_leaves_its_leases(rig: Rig) -> None:
     assert (await rig.plan("a", lease_id=lease.lease_id)).entries[0].outcome is COLD
 
 
+async def test_a_lease_of_an_entry_that_was_lost_ends_no_other_lease_of_what_came_back(rig: Rig) -> None:
+    keys = await rig.store("a", size=600)
+    old = await rig.plan("a", seconds=300)
+    rig.clock.now += 16
+    assert await rig.beat("w1", keys) == set()
+    new = await rig.plan("a", seconds=300)
+    assert new.entries[0].outcome is HIT
+    await rig.cache.release(old.lease_id)
+    await rig.directory.check_integrity()
+    assert (await rig.publish((await rig.plan("b")).entries[0], size=600)).outcome is PublishOutcome.OVER_BUDGET
+    await rig.cache.release(new.lease_id)
+    assert (await rig.publish((await rig.plan("b")).entries[0], size=600)).outcome is PublishOutcome.ACCEPTED
+
+
 async def test_a_copy_that_is_no_longer_listed_is_lost(rig: Rig) -> None:
     first, second = await rig.store("a", "b")
     rig.clock.now += 6

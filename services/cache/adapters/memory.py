@@ -86,33 +86,34 @@ class MemoryDirectory(Directory):
         if order.extends and order.lease_id not in tables.leases:
             raise UnknownLeaseError(order.lease_id)
         lease = tables.leases.setdefault(order.lease_id, Lease(0.0))
-        lease.expires_at = max(lease.expires_at, tables.now + order.lease_seconds)
+        lease.expires_at = max(lease.expires_at, tables.expires_in(order.lease_seconds))
         if order.budget_bytes:
             tables.room.budgets[order.tenant] = order.budget_bytes
         tables.room.see_tenant(order.tenant, tables.now)
         sighted: dict[bytes, int] = {}
-        entries = tuple(self._plan_one(order, wanted, sighted) for wanted in order.wanted)
+        entries = tuple([self._plan_one(order, wanted, sighted) for wanted in order.wanted])
         if tables.changes:
             await self._keep()
         return PlanReply(order.lease_id, entries)
 
     def _plan_one(self, order: PlanOrder, wanted: Wanted, sighted: dict[bytes, int]) -> PlannedEntry:
         """`sighted`: sightings of the absent keys that this order has counted."""
-        tables = self._tables
-        if any(tables.documents.is_superseded(each) for each in wanted.documents):
-            return PlannedEntry(PlanOutcome.SUPERSEDED, wanted.key)
-        if wanted.key not in tables.entries and wanted.public_key in tables.entries:
+        tables, key = self._tables, wanted.key
+        if wanted.documents and any(map(tables.documents.is_superseded, wanted.documents)):
+            return PlannedEntry(PlanOutcome.SUPERSEDED, key)
+        is_resident = key in tables.entries
+        if not is_resident and wanted.public_key in tables.entries:
             return self._hit(order, wanted.public_key)
-        if wanted.key not in tables.entries and wanted.key not in tables.ticket_of:
+        if not is_resident and key not in tables.ticket_of:
             if not self._admits(order, wanted, sighted):
-                return PlannedEntry(PlanOutcome.LIVE, wanted.key)
+                return PlannedEntry(PlanOutcome.LIVE, key)
             self._give_ticket(order, wanted)
             for scope in (order.tenant, order.model):
-                tables.link(wanted.key, scope)
+                tables.link(key, scope)
         for document in wanted.documents:
             for scope in (document.scope, *tables.documents.tags(document.scope)):
-                tables.link(wanted.key, scope)
-        return self._hit(order, wanted.key) if wanted.key in tables.entries else self._ticketed(order, wanted.key)
+                tables.link(key, scope)
+        return self._hit(order, key) if is_resident else self._ticketed(order, key)
 
     def _admits(self, order: PlanOrder, wanted: Wanted, sighted: dict[bytes, int]) -> bool:
         if order.admit_all or self._limits.min_uses <= 1:
@@ -124,8 +125,8 @@ class MemoryDirectory(Directory):
     def _hit(self, order: PlanOrder, key: bytes) -> PlannedEntry:
         entry = self._tables.entries[key]
         if order.lease_id not in entry.leases:
+            self._tables.count_use(entry)
             self._tables.lease_entry(order.lease_id, key)
-            self._tables.use(key)
         return PlannedEntry(PlanOutcome.HIT, key, self._holders(entry))
 
     def _ticketed(self, order: PlanOrder, key: bytes) -> PlannedEntry:
@@ -141,7 +142,7 @@ class MemoryDirectory(Directory):
         tables = self._tables
         fence = tables.next_sequence()
         lease = tables.leases[order.lease_id]
-        expires_at = max(lease.expires_at, tables.now + self._limits.ticket_seconds)
+        expires_at = max(lease.expires_at, tables.expires_in(self._limits.ticket_seconds))
         ticket_id = f"{order.nonce}-{fence}"
         tables.tickets[ticket_id] = OwnedTicket(
             wanted.key, wanted.kind, wanted.num_tokens, fence, order.lease_id, expires_at
@@ -151,7 +152,7 @@ class MemoryDirectory(Directory):
 
     def _holders(self, entry: Entry) -> tuple[Holder, ...]:
         workers = self._tables.workers
-        return tuple(Holder(name, workers[name].address, tier) for name, tier in sorted(entry.tiers.items()))
+        return tuple([Holder(name, workers[name].address, tier) for name, tier in sorted(entry.tiers.items())])
 
     @override
     async def renew(self, lease_id: str, lease_seconds: float) -> None:
@@ -159,19 +160,20 @@ class MemoryDirectory(Directory):
         lease = tables.leases.get(lease_id)
         if not lease:
             raise UnknownLeaseError(lease_id)
-        lease.expires_at = max(lease.expires_at, tables.now + lease_seconds)
+        lease.expires_at = max(lease.expires_at, tables.expires_in(lease_seconds))
         for ticket_id in lease.ticket_ids:
             ticket = tables.tickets[ticket_id]
             ticket.expires_at = max(ticket.expires_at, lease.expires_at)
 
     @override
-    async def release(self, lease_id: str) -> None:
+    async def release(self, *lease_ids: str) -> None:
         tables = self._swept()
-        lease = tables.leases.get(lease_id)
-        if lease:
-            for ticket_id in list(lease.ticket_ids):
-                tables.end_ticket(ticket_id)
-            tables.end_lease(lease_id)
+        for lease_id in lease_ids:
+            lease = tables.leases.get(lease_id)
+            if lease:
+                for ticket_id in list(lease.ticket_ids):
+                    tables.end_ticket(ticket_id)
+                tables.end_lease(lease_id)
 
     @override
     async def publish(self, order: PublishOrder) -> PublishReply:
@@ -255,7 +257,7 @@ class MemoryDirectory(Directory):
     async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
         tables = self._swept()
         worker = tables.workers.setdefault(worker_id, Worker(address, 0.0))
-        worker.address, worker.expires_at = address, tables.now + self._limits.worker_ttl_seconds
+        worker.address, worker.expires_at = address, tables.expires_in(self._limits.worker_ttl_seconds)
         for copy in copies:
             if copy.key in worker.held:
                 tables.entries[copy.key].tiers[worker_id] = copy.tier

@@ -56,7 +56,8 @@ class Room:
 
     def set_idle(self, key: bytes, tenant: str, score: float) -> None:
         """Let a key be evicted in the order of its score."""
-        self.set_busy(key)
+        if key in self._place:
+            self.set_busy(key)
         self._idle[tenant].add((score, key))
         self._place[key] = (tenant, score)
 

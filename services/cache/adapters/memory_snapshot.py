@@ -19,6 +19,7 @@ def read_snapshot(tables: Tables) -> Snapshot:
                 entry.fence,
                 frozenset(entry.tiers),
                 frozenset(entry.leases),
+                len(entry.leases),
                 entry.kind,
             )
             for key, entry in tables.entries.items()

@@ -3,9 +3,11 @@
 `lua/prelude.lua` holds the same steps for Redis, under the same names.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 from sortedcontainers import SortedList
 
@@ -69,10 +71,14 @@ class Worker:
 
 @dataclass(slots=True)
 class Tables:
-    """All state. Every method leaves the indexes in agreement. `changes`: made, but not yet in the journal."""
+    """All state. Every method leaves the indexes in agreement. `changes`: made, but not yet in the journal.
+
+    next_expiry: no lease, ticket or worker ends before.
+    """
 
     limits: Limits
     now: float = 0.0
+    next_expiry: float = math.inf
     sequence: int = 0
     room: Room = field(init=False)
     past: Past = field(init=False)
@@ -112,17 +118,29 @@ class Tables:
     def sweep(self, now: float) -> None:
         """Remove what time has ended."""
         self.now = now
-        for lease_id in [name for name, lease in self.leases.items() if lease.expires_at <= now]:
-            self.end_lease(lease_id)
-        for ticket_id in [name for name, ticket in self.tickets.items() if ticket.expires_at <= now]:
-            self.end_ticket(ticket_id)
         self.room.forget_tenants(now)
         while self.by_age and self.is_over_age(self.by_age[0][0]):
             self.remove_entry(self.by_age[0][1])
-        for worker_id in [name for name, worker in self.workers.items() if worker.expires_at <= now]:
+        if now >= self.next_expiry:
+            self._end_expired()
+
+    def _end_expired(self) -> None:
+        for lease_id in [name for name, lease in self.leases.items() if lease.expires_at <= self.now]:
+            self.end_lease(lease_id)
+        for ticket_id in [name for name, ticket in self.tickets.items() if ticket.expires_at <= self.now]:
+            self.end_ticket(ticket_id)
+        for worker_id in [name for name, worker in self.workers.items() if worker.expires_at <= self.now]:
             for key in list(self.workers[worker_id].held):
                 self.remove_copy(key, worker_id)
             del self.workers[worker_id]
+        lives: Iterable[Lease | OwnedTicket | Worker]
+        lives = chain(self.leases.values(), self.tickets.values(), self.workers.values())
+        self.next_expiry = min((life.expires_at for life in lives), default=math.inf)
+
+    def expires_in(self, seconds: float) -> float:
+        """The moment at which a lease, ticket or worker is to end, unless it is put off; `sweep` looks then."""
+        self.next_expiry = min(self.next_expiry, self.now + seconds)
+        return self.now + seconds
 
     def is_over_age(self, fence: int) -> bool:
         """Whether an entry has lived its time: its fence tells the microsecond at which its ticket was given."""
@@ -184,16 +202,14 @@ class Tables:
         """Publish a key whose scopes are linked."""
         self.entries[key] = entry
         self.by_age.add((entry.fence, key))
-        self.use(key)
-
-    def use(self, key: bytes) -> None:
-        """Count a use of an entry."""
-        entry = self.entries[key]
-        entry.uses += 1
-        entry.score = greedy_dual_size_frequency(
-            Use(entry.uses, entry.num_tokens, entry.size_bytes, self.now, self.room.clock)
-        )
+        self.count_use(entry)
         self.settle(key)
+
+    def count_use(self, entry: Entry) -> None:
+        """Give an entry the score of one more use, in whose order it may be evicted when it is settled next."""
+        entry.uses += 1
+        use = Use(entry.uses, entry.num_tokens, entry.size_bytes, self.now, self.room.clock)
+        entry.score = greedy_dual_size_frequency(use)
 
     def end_ticket(self, ticket_id: str) -> None:
         """Remove a ticket, and free its key."""

@@ -63,11 +63,8 @@ class MeteredDirectory(Directory):
     async def plan(self, order: PlanOrder) -> PlanReply:
         with self._plan_seconds.time():
             reply = await self._directory.plan(order)
-        counts = collections.Counter(
-            (wanted.kind.value, planned.outcome.value)
-            for wanted, planned in zip(order.wanted, reply.entries, strict=True)
-        )
-        for labels, count in counts.items():
+        kinds, outcomes = [one.kind for one in order.wanted], [one.outcome for one in reply.entries]
+        for labels, count in collections.Counter(zip(kinds, outcomes, strict=True)).items():
             self._plan_entries.labels(*labels).inc(count)
         return reply
 
@@ -76,8 +73,8 @@ class MeteredDirectory(Directory):
         await self._directory.renew(lease_id, lease_seconds)
 
     @override
-    async def release(self, lease_id: str) -> None:
-        await self._directory.release(lease_id)
+    async def release(self, *lease_ids: str) -> None:
+        await self._directory.release(*lease_ids)
 
     @override
     async def publish(self, order: PublishOrder) -> PublishReply:

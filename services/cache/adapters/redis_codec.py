@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from services.cache.domain.admission import MAX_SIGHTINGS
 from services.cache.domain.descriptions import described, record_of
-from services.cache.domain.directory import Claim, PlannedEntry, PlanOrder, RegisterOrder, Ticket
+from services.cache.domain.directory import Claim, PlannedEntry, PlanOrder, RegisterOrder, Ticket, Wanted
 from services.cache.domain.values import (
+    KEY_BYTES,
     DocumentRecord,
     EntryKind,
     EntryRecord,
@@ -20,7 +21,9 @@ __all__ = [
     "claimed",
     "document",
     "keys",
+    "pairs",
     "plan_fields",
+    "plan_keys",
     "planned",
     "record",
     "register_fields",
@@ -30,17 +33,7 @@ __all__ = [
 
 
 def plan_fields(order: PlanOrder) -> dict[str, object]:
-    """The fields of a plan."""
-    wanted = [
-        {
-            "key": one.key.hex(),
-            "kind": one.kind,
-            "tokens": one.num_tokens,
-            "documents": [[ref.scope, ref.digest.hex()] for ref in one.documents],
-            "public_key": one.public_key.hex() if one.public_key else None,
-        }
-        for one in order.wanted
-    ]
+    """The fields of a plan; `plan_keys` go with them."""
     return {
         "lease": order.lease_id,
         "extends": order.extends,
@@ -52,8 +45,17 @@ def plan_fields(order: PlanOrder) -> dict[str, object]:
         "budget_bytes": order.budget_bytes,
         "admit_all": order.admit_all,
         "max_sightings": MAX_SIGHTINGS,
-        "wanted": wanted,
+        "wanted": [
+            (one.kind, one.num_tokens, [(ref.scope, ref.digest.hex()) for ref in one.documents]) for one in order.wanted
+        ],
     }
+
+
+def plan_keys(order: PlanOrder) -> tuple[str, str]:
+    """The keys of all parts, and their public ones; no key is all zeros."""
+    keys = b"".join([one.key for one in order.wanted])
+    public_keys = b"".join([one.public_key or bytes(KEY_BYTES) for one in order.wanted])
+    return keys.hex(), public_keys.hex()
 
 
 def register_fields(order: RegisterOrder) -> dict[str, object]:
@@ -62,7 +64,7 @@ def register_fields(order: RegisterOrder) -> dict[str, object]:
     return {
         "tenant": order.tenant,
         "scope": order.scope,
-        "tag_scopes": json.dumps(order.tags),
+        "tag_scopes": order.tags,
         "id": record.document_id,
         "title": record.title,
         "tags": json.dumps(record.tags),
@@ -71,33 +73,51 @@ def register_fields(order: RegisterOrder) -> dict[str, object]:
     }
 
 
-def planned(key: bytes, answer: Sequence[str]) -> PlannedEntry:
-    """One entry of a plan."""
-    outcome, *details = answer
-    if outcome == PlanOutcome.HIT:
-        return PlannedEntry(PlanOutcome.HIT, bytes.fromhex(details[0]), _holders(details[1:]))
-    if outcome == PlanOutcome.COLD:
-        ticket_id, fence, seconds = details
-        return PlannedEntry(PlanOutcome.COLD, key, ticket=Ticket(ticket_id, int(fence), float(seconds)))
-    if outcome in (PlanOutcome.SUPERSEDED, PlanOutcome.LIVE):
-        return PlannedEntry(PlanOutcome(outcome), key)
-    return PlannedEntry(PlanOutcome.PENDING, key, owner_expires_in_seconds=float(details[0]))
+def planned(
+    order: PlanOrder,
+    holders: Sequence[Sequence[str]],
+    workers: Sequence[str],
+    addresses: Sequence[str],
+    *answers: int | Sequence[str],
+) -> tuple[PlannedEntry, ...]:
+    """The entries of a plan; see `lua/plan.lua`."""
+    address_of = dict(zip(workers, addresses, strict=True))
+    held = [
+        tuple([Holder(worker, address_of[worker], tier) for worker, tier in sorted(pairs(one).items())])
+        for one in holders
+    ]
+    return tuple([_planned(one, answer, held) for one, answer in zip(order.wanted, answers, strict=True)])
 
 
-def _holders(details: Sequence[str]) -> tuple[Holder, ...]:
-    triples = zip(details[::3], details[1::3], details[2::3], strict=True)
-    return tuple(sorted((Holder(*one) for one in triples), key=lambda holder: holder.worker_id))
+def _planned(wanted: Wanted, answer: int | Sequence[str], held: Sequence[tuple[Holder, ...]]) -> PlannedEntry:
+    if isinstance(answer, int):
+        key = wanted.key if answer > 0 else wanted.public_key or b""
+        return PlannedEntry(PlanOutcome.HIT, key, held[abs(answer) - 1])
+    outcome = PlanOutcome(answer[0])
+    if outcome is PlanOutcome.COLD:
+        _, ticket_id, fence, seconds = answer
+        return PlannedEntry(outcome, wanted.key, ticket=Ticket(ticket_id, int(fence), float(seconds)))
+    if outcome is PlanOutcome.PENDING:
+        return PlannedEntry(outcome, wanted.key, owner_expires_in_seconds=float(answer[1]))
+    return PlannedEntry(outcome, wanted.key)
+
+
+def pairs(answer: Sequence[str]) -> dict[str, str]:
+    """What a script answers for a table: a name, its value, and so on."""
+    return dict(zip(answer[::2], answer[1::2], strict=True))
 
 
 def state(answer: Sequence[str]) -> StoredState:
     """One published entry of a scope."""
     key, kind, num_tokens, size_bytes, *details = answer
-    return StoredState(bytes.fromhex(key), EntryKind(kind), int(num_tokens), int(size_bytes), _holders(details))
+    triples = zip(details[::3], details[1::3], details[2::3], strict=True)
+    holders = tuple(sorted((Holder(*one) for one in triples), key=lambda holder: holder.worker_id))
+    return StoredState(bytes.fromhex(key), EntryKind(kind), int(num_tokens), int(size_bytes), holders)
 
 
 def document(answer: Sequence[str]) -> DocumentRecord:
     """One registered document."""
-    document_id, title, tags, digest, num_tokens, version = answer
+    document_id, title, tags, num_tokens, version, digest = answer
     return DocumentRecord(
         document_id, title, tuple(json.loads(tags)), bytes.fromhex(digest), int(num_tokens), int(version)
     )

@@ -60,7 +60,16 @@ _SCRIPTS = (
     "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "pin", "pinned", "documents", "states",
     "heartbeat", "restore", "reconcile", "usage",
 )  # fmt: skip
-_MAKE_ROOM = ("publish", "reconcile")
+# What a script stands on besides the prelude.
+_FOUNDATIONS = {
+    "plan": ("past",),
+    "publish": ("storing", "room"),
+    "pin": ("storing",),
+    "reconcile": ("storing", "room"),
+    "restore": ("storing", "past", "removal"),
+    "invalidate": ("past", "removal"),
+    "register": ("past", "removal"),
+}
 _TIMEOUT_SECONDS = 1.0
 _CONNECTIONS = 16
 
@@ -98,6 +107,7 @@ class RedisDirectory(Directory):
         self._turns = asyncio.Semaphore(_CONNECTIONS)
         self._base = f"{{{address.prefix}}}:"
         self._limits = limits
+        self._limit_fields = asdict(limits)
         self._clock = clock
         self._scripts = {name: self._client.register_script(_source(name)) for name in _SCRIPTS}
 
@@ -107,13 +117,13 @@ class RedisDirectory(Directory):
 
     @override
     async def plan(self, order: PlanOrder) -> PlanReply:
-        status, *answers = await self._run("plan", **codec.plan_fields(order))
+        answer = await self._run_with("plan", codec.plan_fields(order), *codec.plan_keys(order))
+        status, *answers = json.loads(answer)
         if status == "stale":
-            raise StaleEpochsError(dict(zip(answers[::2], map(int, answers[1::2]), strict=True)))
+            raise StaleEpochsError({scope: int(epoch) for scope, epoch in codec.pairs(answers).items()})
         if status == "unknown_lease":
             raise UnknownLeaseError(order.lease_id)
-        entries = (codec.planned(one.key, answer) for one, answer in zip(order.wanted, answers, strict=True))
-        return PlanReply(order.lease_id, tuple(entries))
+        return PlanReply(order.lease_id, codec.planned(order, *answers))
 
     @override
     async def renew(self, lease_id: str, lease_seconds: float) -> None:
@@ -121,8 +131,8 @@ class RedisDirectory(Directory):
             raise UnknownLeaseError(lease_id)
 
     @override
-    async def release(self, lease_id: str) -> None:
-        await self._run("release", lease=lease_id)
+    async def release(self, *lease_ids: str) -> None:
+        await self._run("release", leases=lease_ids)
 
     @override
     async def publish(self, order: PublishOrder) -> PublishReply:
@@ -219,15 +229,21 @@ class RedisDirectory(Directory):
         await self._client.aclose()
 
     async def _run(self, script: str, **order: object) -> Any:  # noqa: ANN401 # each script answers in its own shape
+        return await self._run_with(script, order)
+
+    async def _run_with(self, script: str, order: Mapping[str, object], *more: str) -> Any:  # noqa: ANN401
         now = self._clock() if self._clock else None
-        message = json.dumps({**order, "now": now, "limits": asdict(self._limits)})
+        message = json.dumps({**order, "now": now, "limits": self._limit_fields})
         async with _unavailable(), self._turn():
-            return await self._scripts[script](keys=[self._base], args=[message])
+            return await self._scripts[script](keys=[self._base], args=[message, *more])
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """Scripts run one after the other: beyond a few connections calls wait here, where the pool would refuse them."""
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
+        if self._turns.locked():
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                await self._turns.acquire()
+        else:
             await self._turns.acquire()
         try:
             yield
@@ -238,7 +254,7 @@ class RedisDirectory(Directory):
 def _source(script: str) -> str:
     """A script behind the parts that it stands on."""
     folder = files("services.cache.adapters") / "lua"
-    names = ("prelude", "room", script) if script in _MAKE_ROOM else ("prelude", script)
+    names = ("prelude", *_FOUNDATIONS.get(script, ()), script)
     return "".join((folder / f"{name}.lua").read_text() for name in names)
 
 

@@ -1,7 +1,7 @@
 """Reads the whole directory out of Redis, for integrity checks. The layout is described in `lua/prelude.lua`."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from redis.asyncio import Redis
@@ -22,29 +22,16 @@ async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
         budget_bytes=limits.budget_bytes,
         used_bytes=int(raw.get("bytes", 0)),
         sequence=int(raw.get("sequence", 0)),
-        entries={
-            bytes.fromhex(key): EntryState(
-                size_bytes=int(hashes[f"entry:{key}"]["size"]),
-                tenant=hashes[f"entry:{key}"]["tenant"],
-                fence=int(hashes[f"entry:{key}"]["fence"]),
-                holders=frozenset(hashes.get(f"tiers:{key}", {})),
-                leases=frozenset(raw.get(f"pins:{key}", ())),
-                kind=EntryKind(hashes[f"entry:{key}"]["kind"]),
-            )
-            for key, _ in _under(raw, "entry:")
-        },
-        tickets={
-            ticket_id: TicketState(
-                key=bytes.fromhex(hashes[f"ticket:{ticket_id}"]["key"]),
-                fence=int(hashes[f"ticket:{ticket_id}"]["fence"]),
-                lease_id=hashes[f"ticket:{ticket_id}"]["lease"],
-                dead=hashes[f"ticket:{ticket_id}"]["dead"] == "1",
-            )
-            for ticket_id in raw.get("tickets", ())
-        },
+        entries={bytes.fromhex(key): _entry(hashes, key) for key in hashes.get("entries", {})},
+        tickets={ticket_id: _ticket(hashes["owned"][ticket_id]) for ticket_id in raw.get("tickets", ())},
         ticket_of={bytes.fromhex(key): ticket_id for key, ticket_id in hashes.get("ticket_of", {}).items()},
         leases={
-            name: LeaseState(_keys(raw.get(f"lease_keys:{name}", ())), frozenset(raw.get(f"lease_tickets:{name}", ())))
+            name: LeaseState(
+                _keys(
+                    key for key, birth in hashes.get(f"lease_keys:{name}", {}).items() if birth == _birth(hashes, key)
+                ),
+                frozenset(raw.get(f"lease_tickets:{name}", ())),
+            )
             for name in raw.get("leases", ())
         },
         idle={tenant: _keys(order) for tenant, order in _under(raw, "idle:")},
@@ -52,7 +39,7 @@ async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
         ages={bytes.fromhex(key): int(fence) for key, fence in raw.get("born", {}).items()},
         held={name: _keys(raw.get(f"held:{name}", ())) for name in raw.get("workers", ())},
         marked={name: _keys(raw.get(f"marked:{name}", ())) for name in raw.get("workers", ())},
-        scopes_of={bytes.fromhex(key): frozenset(scopes) for key, scopes in _under(raw, "scopes:")},
+        scopes_of={bytes.fromhex(key): frozenset(scopes.split()) for key, scopes in hashes.get("scopes", {}).items()},
         keys_of_scope={scope: _keys(keys) for scope, keys in _under(raw, "scope:")},
         tenant_bytes=tenant_bytes,
         tenant_budgets={
@@ -65,11 +52,36 @@ async def read_snapshot(client: Redis, base: str, limits: Limits) -> Snapshot:
         links={bytes.fromhex(key): frozenset(scopes) for key, scopes in _under(raw, "links:")},
         past=frozenset(_past(member) for member in raw.get("past", ())),
         records={
-            scope: RecordState(fields["tenant"], frozenset(json.loads(fields["tag_scopes"])), int(fields["version"]))
+            scope: RecordState(
+                fields["tenant"], frozenset(hashes["current"][scope].split()[1:]), int(fields["version"])
+            )
             for scope, fields in _under(raw, "record:")
         },
         records_of={scope: frozenset(found) for scope, found in _under(raw, "records:")},
     )
+
+
+def _birth(hashes: Mapping[str, Mapping[str, str]], key: str) -> str:
+    return hashes.get("entries", {}).get(key, "").partition(" ")[0]
+
+
+def _entry(hashes: Mapping[str, Mapping[str, str]], key: str) -> EntryState:
+    birth, _, size_bytes, tenant, kind, fence, _, _, _, num_leases, holders = hashes["entries"][key].split(" ", 10)
+    leases = {name.removeprefix("lease_keys:"): keys for name, keys in hashes.items() if name.startswith("lease_keys:")}
+    return EntryState(
+        size_bytes=int(size_bytes),
+        tenant=tenant,
+        fence=int(fence),
+        holders=frozenset(json.loads(holders)),
+        leases=frozenset(name for name, keys in leases.items() if keys.get(key) == birth),
+        num_leases=int(num_leases),
+        kind=EntryKind(kind),
+    )
+
+
+def _ticket(owned: str) -> TicketState:
+    key, _, _, fence, lease_id, *dead = owned.split()
+    return TicketState(bytes.fromhex(key), int(fence), lease_id, dead=bool(dead))
 
 
 async def _read_all(client: Redis, base: str) -> dict[str, Any]:

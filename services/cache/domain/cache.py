@@ -5,6 +5,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.cache.domain.directory import (
     Claim,
@@ -17,7 +18,7 @@ from services.cache.domain.directory import (
     Wanted,
 )
 from services.cache.domain.errors import InvalidOrderError, StaleEpochsError
-from services.cache.domain.keys import EntryKeys, KeyDeriver, KeyOwner
+from services.cache.domain.keys import DocumentScopes, EntryKeys, KeyDeriver, KeyOwner
 from services.cache.domain.receipts import ReceiptSigner
 from services.cache.domain.values import (
     DIGEST_BYTES,
@@ -46,8 +47,7 @@ class NamedDocument:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PartEntry:
+class PartEntry(NamedTuple):
     """A reusable part as the router knows it, with every document with an id whose text stands in it."""
 
     kind: EntryKind
@@ -150,30 +150,17 @@ class SegmentCache:
     def _wanted(self, request: PlanRequest, epochs: Sequence[int]) -> tuple[Wanted, ...]:
         """`epochs` are those of the plan's scopes, in their order."""
         tenant, model, *public = epochs
-        own = self._keys.entry_keys(
-            KeyOwner(request.namespace, request.model, Epochs(tenant, model), request.profile_digest)
-        )
-        shared = (
-            self._keys.entry_keys(KeyOwner(_PUBLIC, request.model, Epochs(public[0], model), request.profile_digest))
-            if public
-            else None
-        )
-        return tuple(self._wanted_entry(request, own, shared, entry) for entry in request.entries)
 
-    def _wanted_entry(self, request: PlanRequest, own: EntryKeys, shared: EntryKeys | None, entry: PartEntry) -> Wanted:
-        tenant = request.namespace.tenant
-        # Only registered documents are public, so a snapshot is never worth a second look.
-        is_public = entry.kind is EntryKind.SEGMENT
-        return Wanted(
-            key=own.key(entry.kind, entry.content_hash),
-            kind=entry.kind,
-            num_tokens=entry.num_tokens,
-            documents=tuple(
-                DocumentRef(self._keys.document_scope(tenant, each.document_id), each.digest)
-                for each in entry.documents
-            ),
-            public_key=shared.key(entry.kind, entry.content_hash) if shared and is_public else None,
+        def keys(namespace: Namespace, tenant_epoch: int) -> EntryKeys:
+            owner = KeyOwner(namespace, request.model, Epochs(tenant_epoch, model), request.profile_digest)
+            return self._keys.entry_keys(owner)
+
+        names = _PlanNames(
+            own=keys(request.namespace, tenant),
+            public=keys(_PUBLIC, public[0]) if public else None,
+            documents=self._keys.document_scopes(request.namespace.tenant),
         )
+        return tuple([names.wanted(entry) for entry in request.entries])
 
     async def renew(self, lease_id: str, lease_seconds: float) -> None:
         """Prolong a lease and its tickets.
@@ -184,9 +171,9 @@ class SegmentCache:
         """
         await self._directory.renew(lease_id, self._lease_seconds(lease_seconds))
 
-    async def release(self, lease_id: str) -> None:
-        """End a lease and free its unpublished tickets; idempotent."""
-        await self._directory.release(lease_id)
+    async def release(self, *lease_ids: str) -> None:
+        """End leases and free their unpublished tickets; idempotent."""
+        await self._directory.release(*lease_ids)
 
     async def publish(self, order: PublishOrder) -> PublishResult:
         """Make a written state visible; see `Directory.publish`.
@@ -254,16 +241,37 @@ class SegmentCache:
         return requested or self._default_lease_seconds
 
 
+@dataclass(frozen=True, slots=True)
+class _PlanNames:
+    """How the directory names what a plan asks for; `public` is None where the plan's own namespace is the public one."""
+
+    own: EntryKeys
+    public: EntryKeys | None
+    documents: DocumentScopes
+
+    def wanted(self, entry: PartEntry) -> Wanted:
+        """The entry as the directory is asked for it."""
+        # Only registered documents are public, so a snapshot is never worth a second look.
+        public = self.public if entry.kind is EntryKind.SEGMENT else None
+        refs = [DocumentRef(self.documents.scope(each.document_id), each.digest) for each in entry.documents]
+        key = self.own.key(entry.kind, entry.content_hash)
+        public_key = public.key(entry.kind, entry.content_hash) if public else None
+        return Wanted(key, entry.kind, entry.num_tokens, tuple(refs), public_key)
+
+
 def _check_plan(request: PlanRequest) -> None:
     _check(bool(request.model), "model: must not be empty")
     _check(bool(request.profile_digest), "profile_digest: must not be empty")
     for index, entry in enumerate(request.entries):
-        _check(len(entry.content_hash) == KEY_BYTES, f"entries[{index}].content_hash: must have {KEY_BYTES} bytes")
-        _check(entry.num_tokens > 0, f"entries[{index}].num_tokens: must be positive")
+        if len(entry.content_hash) != KEY_BYTES:
+            raise InvalidOrderError(f"entries[{index}].content_hash: must have {KEY_BYTES} bytes")
+        if entry.num_tokens <= 0:
+            raise InvalidOrderError(f"entries[{index}].num_tokens: must be positive")
         for place, document in enumerate(entry.documents):
-            path = f"entries[{index}].documents[{place}]"
-            _check(bool(document.document_id), f"{path}.id: must not be empty")
-            _check(len(document.digest) == DIGEST_BYTES, f"{path}.digest: must have {DIGEST_BYTES} bytes")
+            if not document.document_id:
+                raise InvalidOrderError(f"entries[{index}].documents[{place}].id: must not be empty")
+            if len(document.digest) != DIGEST_BYTES:
+                raise InvalidOrderError(f"entries[{index}].documents[{place}].digest: must have {DIGEST_BYTES} bytes")
 
 
 def _check(holds: bool, message: str) -> None:

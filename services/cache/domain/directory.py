@@ -7,6 +7,7 @@ inside the directory: before every call, leases, tickets, workers and entries wh
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.cache.domain.values import (
     DocumentRecord,
@@ -48,8 +49,7 @@ class DocumentRef:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """One reusable part of a request: the stored key and what is known of the entry before it exists.
 
     `public_key` is the same content's key in the public namespace; None where that is not consulted.
@@ -92,8 +92,7 @@ class Ticket:
     expires_in_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedEntry:
+class PlannedEntry(NamedTuple):
     """`holders` with HIT, `ticket` with COLD, `owner_expires_in_seconds` with PENDING."""
 
     outcome: PlanOutcome
@@ -232,8 +231,8 @@ class Directory(ABC):
         """
 
     @abstractmethod
-    async def release(self, lease_id: str) -> None:
-        """End a lease and free its unpublished tickets. An unknown lease is no error."""
+    async def release(self, *lease_ids: str) -> None:
+        """End leases and free their unpublished tickets. An unknown lease is no error."""
 
     @abstractmethod
     async def publish(self, order: PublishOrder) -> PublishReply:

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 __all__ = [
     "POLICIES",
@@ -25,8 +26,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """One use of an entry. uses: how often it was used since it was stored, this use counted; clock: see above.
 
     `num_tokens` stands for the seconds that a hit saves: a model's tokens cost about the same each, so that the rate

@@ -15,13 +15,17 @@ Names = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class EntryState:
-    """A published key: its size, its tenant's scope, its ticket's fence, who holds it, which leases protect it."""
+    """A published key: its size, its tenant's scope, its ticket's fence, who holds it, which leases protect it.
+
+    `num_leases`: how many the directory takes for protecting it.
+    """
 
     size_bytes: int
     tenant: str
     fence: int
     holders: Names
     leases: Names
+    num_leases: int
     kind: EntryKind = EntryKind.SEGMENT
 
 
@@ -142,6 +146,9 @@ def _leases(snapshot: Snapshot) -> Iterator[str]:
     by_lease = {(name, key) for name, lease in snapshot.leases.items() for key in lease.keys}
     for name, key in by_entry ^ by_lease:
         yield f"lease {name} and entry {key.hex()} disagree"
+    for key, entry in snapshot.entries.items():
+        if entry.num_leases != len(entry.leases):
+            yield f"entry {key.hex()} counts {entry.num_leases} leases of {len(entry.leases)}"
     free = {
         (entry.tenant, key)
         for key, entry in snapshot.entries.items()

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from services.cache.domain.values import EntryKind, Epochs, Namespace
+from services.cache.domain.values import KEY_BYTES, EntryKind, Epochs, Namespace
 
-__all__ = ["EntryKeys", "KeyDeriver", "KeyOwner", "pack_fields"]
+__all__ = ["DocumentScopes", "EntryKeys", "KeyDeriver", "KeyOwner", "pack_fields"]
+
+_SCOPE_BYTES = 16
 
 
 def pack_fields(*fields: bytes) -> bytes:
@@ -31,11 +33,25 @@ class EntryKeys:
     """Stored keys of one owner; what they have in common is hashed once."""
 
     def __init__(self, common: blake3) -> None:
-        self._common = common
+        # As `pack_fields(kind, content_hash)` has it, up to the content.
+        length = KEY_BYTES.to_bytes(8, "big")
+        self._of_kind = {kind: common.copy().update(pack_fields(kind.encode()) + length) for kind in EntryKind}
 
     def key(self, kind: EntryKind, content_hash: bytes) -> bytes:
-        """The stored key, 32 bytes."""
-        return self._common.copy().update(pack_fields(kind.encode(), content_hash)).digest()
+        """The stored key; both have `KEY_BYTES`."""
+        return self._of_kind[kind].copy().update(content_hash).digest()
+
+
+class DocumentScopes:
+    """Scopes of one tenant's documents; what they have in common is hashed once."""
+
+    def __init__(self, common: blake3) -> None:
+        self._common = common
+
+    def scope(self, document_id: str) -> str:
+        """One document, under every salt."""
+        digest = self._common.copy().update(pack_fields(document_id.encode())).hexdigest(length=_SCOPE_BYTES)
+        return f"document:{digest}"
 
 
 class KeyDeriver:
@@ -65,9 +81,13 @@ class KeyDeriver:
         """Everything that a model computed, of every tenant."""
         return self._scope("model", model)
 
+    def document_scopes(self, tenant: str) -> DocumentScopes:
+        """Those of a tenant's documents."""
+        return DocumentScopes(blake3(pack_fields(b"document", tenant.encode()), key=self._scope_key))
+
     def document_scope(self, tenant: str, document_id: str) -> str:
         """One document of a tenant, under every salt."""
-        return self._scope("document", tenant, document_id)
+        return self.document_scopes(tenant).scope(document_id)
 
     def tag_scope(self, tenant: str, tag: str) -> str:
         """Every document of a tenant that was registered with this tag."""
@@ -75,4 +95,4 @@ class KeyDeriver:
 
     def _scope(self, kind: str, *names: str) -> str:
         fields = pack_fields(kind.encode(), *(name.encode() for name in names))
-        return f"{kind}:{blake3(fields, key=self._scope_key).hexdigest(length=16)}"
+        return f"{kind}:{blake3(fields, key=self._scope_key).hexdigest(length=_SCOPE_BYTES)}"

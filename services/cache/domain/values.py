@@ -1,7 +1,12 @@
-"""The nouns of the directory: entries, their scopes and epochs, holders."""
+"""The nouns of the directory: entries, their scopes and epochs, holders.
+
+What a plan makes of each of its parts is a named tuple, here and elsewhere: it is made in half the time of a frozen
+dataclass.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 __all__ = [
     "DIGEST_BYTES",
@@ -100,8 +105,7 @@ class Epochs:
     model: int
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A worker that holds a copy, and where it keeps it (`host`, `gpu`)."""
 
     worker_id: str

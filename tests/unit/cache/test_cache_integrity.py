@@ -17,11 +17,12 @@ from services.cache.domain.integrity import (
 
 A, B = b"a" * 32, b"b" * 32
 SCOPES = frozenset({"tenant:1", "model:2", "document:3", "tag:4"})
+ENTRY = EntryState(30, "tenant:1", 7, frozenset({"w1", "w2"}), frozenset({"l1"}), 1)
 SOUND = Snapshot(
     budget_bytes=100,
     used_bytes=60,
     sequence=9,
-    entries={A: EntryState(30, "tenant:1", 7, frozenset({"w1", "w2"}), frozenset({"l1"}))},
+    entries={A: ENTRY},
     tickets={"t1": TicketState(B, 9, "l1", dead=False), "t0": TicketState(B, 8, "gone", dead=True)},
     ticket_of={B: "t1"},
     leases={"l1": LeaseState(frozenset({A}), frozenset({"t1"}))},
@@ -43,17 +44,16 @@ SOUND = Snapshot(
 BROKEN = {
     "counter": replace(SOUND, used_bytes=30),
     "budget": replace(SOUND, budget_bytes=59),
-    "no holder": replace(
-        SOUND, used_bytes=0, held={}, entries={A: EntryState(30, "tenant:1", 7, frozenset(), frozenset({"l1"}))}
-    ),
+    "no holder": replace(SOUND, used_bytes=0, held={}, entries={A: replace(ENTRY, holders=frozenset())}),
     "holder": replace(SOUND, held={"w1": frozenset({A})}),
     "marked": replace(SOUND, marked={"w1": frozenset({A})}),
     "lease": replace(SOUND, leases={"l1": LeaseState(frozenset(), frozenset({"t1"}))}),
     "lost lease": replace(SOUND, leases={}),
+    "number of leases": replace(SOUND, entries={A: replace(ENTRY, num_leases=2)}),
     "idle": replace(SOUND, idle={"tenant:1": frozenset({A})}),
     "pinned": replace(
         SOUND,
-        entries={A: EntryState(30, "tenant:1", 7, frozenset({"w1", "w2"}), frozenset())},
+        entries={A: replace(ENTRY, leases=frozenset(), num_leases=0)},
         leases={"l1": LeaseState(frozenset(), frozenset({"t1"}))},
         idle={"tenant:1": frozenset({A})},
         pinned=frozenset({"document:3"}),
@@ -81,7 +81,7 @@ BROKEN = {
     "tenant's budget": replace(SOUND, tenant_budgets={"tenant:1": 59}),
     "another tenant": replace(
         SOUND,
-        entries={A: EntryState(30, "tenant:9", 7, frozenset({"w1", "w2"}), frozenset({"l1"}))},
+        entries={A: replace(ENTRY, tenant="tenant:9")},
         tenant_bytes={"tenant:9": 60},
     ),
     "record index": replace(SOUND, records_of={"tenant:1": frozenset({"document:3"})}),

@@ -10,9 +10,11 @@ if order.tenant ~= cjson.null then
 end
 local found = {}
 for _, scope in ipairs(scopes) do
-  local fields = call('HMGET', base .. 'record:' .. scope, 'id', 'title', 'tags', 'digest', 'tokens', 'version')
-  if fields[1] then
-    found[#found + 1] = fields
+  local digest = string.match(call('HGET', base .. 'current', scope) or '', '^%S+')
+  if digest then
+    local fields = call('HMGET', base .. 'record:' .. scope, 'id', 'title', 'tags', 'tokens', 'version')
+    append(fields, digest)
+    append(found, fields)
   end
 end
 return found

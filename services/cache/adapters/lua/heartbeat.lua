@@ -3,15 +3,33 @@ local worker = order.worker
 call('ZADD', base .. 'workers', now + order.limits.worker_ttl_seconds, worker)
 call('HSET', base .. 'addresses', worker, order.address)
 
+local keys = {}
+for i, copy in ipairs(order.copies) do
+  keys[i] = copy[1]
+end
+local known, entries = read('held:' .. worker, keys), read('entries', keys)
+
+local function note_tier(key, tier)
+  -- Most copies are the only ones, and where they were.
+  local alone = ' ' .. cjson.encode({ [worker] = tier })
+  if string.sub(entries[key], -#alone) == alone then
+    return
+  end
+  local holders = holders_of(entries[key])
+  if holders[worker] ~= tier then
+    holders[worker] = tier
+    set_holders(key, entries[key], holders)
+  end
+end
+
 local listed, drop_keys, unknown_keys = {}, {}, {}
 for _, copy in ipairs(order.copies) do
   local key, tier = copy[1], copy[2]
-  if call('HEXISTS', base .. 'held:' .. worker, key) == 1 then
-    call('HSET', base .. 'tiers:' .. key, worker, tier)
+  if known[key] then
+    note_tier(key, tier)
   elseif not listed[key] then
     local marked = call('HEXISTS', base .. 'marked:' .. worker, key) == 1
-    local group = marked and drop_keys or unknown_keys
-    group[#group + 1] = key
+    append(marked and drop_keys or unknown_keys, key)
   end
   listed[key] = true
 end

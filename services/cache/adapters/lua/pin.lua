@@ -8,11 +8,20 @@ local function is_tenant(scope)
   return string.sub(scope, 1, 7) == 'tenant:'
 end
 
+-- key -> entry
+local function published_of(scope)
+  local found = {}
+  for key, entry in pairs(read('entries', call('SMEMBERS', base .. 'scope:' .. scope))) do
+    found[key] = entry or nil
+  end
+  return found
+end
+
 -- What all pins may keep, with that of one scope more: the budgets of tenants, and what is stored now of other documents.
 local function promised_bytes(scope)
   local scopes, tenants, seen, promised = call('SMEMBERS', base .. 'pinned'), {}, {}, 0
   if scope then
-    scopes[#scopes + 1] = scope
+    append(scopes, scope)
   end
   for _, each in ipairs(scopes) do
     if is_tenant(each) and not tenants[each] then
@@ -21,11 +30,10 @@ local function promised_bytes(scope)
     end
   end
   for _, each in ipairs(scopes) do
-    for _, key in ipairs(is_tenant(each) and {} or call('SMEMBERS', base .. 'scope:' .. each)) do
-      local entry = call('HMGET', base .. 'entry:' .. key, 'kind', 'tenant', 'size')
-      if not seen[key] and entry[1] == 'segment' and not tenants[entry[2]] then
+    for key, entry in pairs(is_tenant(each) and {} or published_of(each)) do
+      if not seen[key] and part(entry, 'kind') == 'segment' and not tenants[part(entry, 'tenant')] then
         seen[key] = true
-        promised = promised + tonumber(entry[3]) * call('HLEN', base .. 'tiers:' .. key)
+        promised = promised + held_bytes(entry)
       end
     end
   end
@@ -40,11 +48,9 @@ if order.is_pinned and call('SISMEMBER', base .. 'pinned', order.scope) == 0 the
 end
 call(order.is_pinned and 'SADD' or 'SREM', base .. 'pinned', order.scope)
 has_pins = call('EXISTS', base .. 'pinned') == 1
-local found = 0
-for _, key in ipairs(call('SMEMBERS', base .. 'scope:' .. order.scope)) do
-  if published(key) then
-    settle(key)
-    found = found + 1
-  end
+local keys = {}
+for key in pairs(published_of(order.scope)) do
+  append(keys, key)
 end
-return { order.is_pinned and 'pinned' or 'unpinned', found, integer(promised_bytes()) }
+settle(keys)
+return { order.is_pinned and 'pinned' or 'unpinned', #keys, integer(promised_bytes()) }

@@ -1,18 +1,23 @@
--- Answers {'ok', entry...}, {'stale', scope, epoch, ...} or {'unknown_lease'}. An entry is {'superseded'}, {'live'},
--- {'hit', key, worker, address, tier, ...}, {'cold', ticket, fence, seconds} or {'pending', seconds}.
-local stale = { 'stale' }
-local is_stale = false
+-- ARGV[2] are the keys of all parts, ARGV[3] their public keys, of KEY_LENGTH characters each; a public key that is not
+-- consulted is one that nothing has.
+-- Answers {'ok', {holders, ...}, {worker, ...}, {address, ...}, answer...}, {'stale', scope, epoch, ...} or {'unknown_lease'},
+-- as JSON: Redis makes every table within a table a buffer of 16 KiB of its own. Holders are {worker, tier, ...}. An answer
+-- is a number n for a hit with the n-th holders, -n for one under the public key, else {'cold', ticket, fence, seconds},
+-- {'pending', seconds}, {'superseded'} or {'live'}.
+local KEY_LENGTH = 64
+
+local stale, is_stale = { 'stale' }, false
 for scope, epoch in pairs(order.epochs) do
-  is_stale = is_stale or epoch_of(scope) ~= epoch
-  stale[#stale + 1] = scope
-  stale[#stale + 1] = integer(epoch_of(scope))
+  local current = epoch_of(scope)
+  is_stale = is_stale or current ~= epoch
+  put(stale, scope, integer(current))
 end
 if is_stale then
-  return stale
+  return cjson.encode(stale)
 end
 local lease_ends = expiry('leases', order.lease)
 if order.extends and lease_ends == 0 then
-  return { 'unknown_lease' }
+  return cjson.encode({ 'unknown_lease' })
 end
 lease_ends = math.max(lease_ends, now + order.lease_seconds)
 call('ZADD', base .. 'leases', lease_ends, order.lease)
@@ -21,23 +26,53 @@ if order.budget_bytes > 0 then
   call('HSET', base .. 'budgets', order.tenant, integer(order.budget_bytes))
 end
 
-local function give_ticket(wanted)
-  local fence = integer(next_sequence())
-  local ticket = order.nonce .. '-' .. fence
-  call('HSET', base .. 'ticket:' .. ticket, 'key', wanted.key, 'kind', wanted.kind, 'tokens', wanted.tokens,
-    'fence', fence, 'lease', order.lease, 'dead', '0')
-  call('ZADD', base .. 'tickets', math.max(lease_ends, now + order.limits.ticket_seconds), ticket)
-  call('HSET', base .. 'ticket_of', wanted.key, ticket)
-  call('SADD', base .. 'lease_tickets:' .. order.lease, ticket)
+local keys, public_keys, documents, absent, absent_public = {}, {}, {}, {}, {}
+for i, wanted in ipairs(order.wanted) do
+  local first, last = KEY_LENGTH * (i - 1) + 1, KEY_LENGTH * i
+  keys[i], public_keys[i] = string.sub(ARGV[2], first, last), string.sub(ARGV[3], first, last)
+  for _, document in ipairs(wanted[3]) do
+    append(documents, document[1])
+  end
+end
+local entries = read('entries', keys)
+for i, key in ipairs(keys) do
+  if not entries[key] then
+    append(absent, key)
+    append(absent_public, public_keys[i])
+  end
+end
+local public_entries, ticket_of = read('entries', absent_public), read('ticket_of', absent)
+local scopes, current = {}, {}
+if #documents > 0 then
+  scopes, current = read('scopes', keys), read('current', documents)
+end
+local leased = {}
+if order.extends then
+  leased = pairs_of(call('HGETALL', base .. 'lease_keys:' .. order.lease))
+end
+
+-- Scopes of documents and of their tags; false when another text is registered under one of their ids.
+local function scopes_named_by(refs)
+  local named = {}
+  for _, document in ipairs(refs) do
+    local digest, tags = string.match(current[document[1]] or '', '^(%S+)(.*)$')
+    if digest and digest ~= document[2] then
+      return false
+    end
+    append(named, document[1])
+    for tag in string.gmatch(tags or '', '%S+') do
+      append(named, tag)
+    end
+  end
+  return named
 end
 
 local sighted = {}
 -- Whether an absent key is to be captured; an order counts once for each.
-local function admits(wanted)
+local function admits(key, kind)
   if order.admit_all or order.limits.min_uses <= 1 then
     return true
   end
-  local key = wanted.key
   if not sighted[key] then
     sighted[key] = call('HINCRBY', base .. 'sightings', key, 1)
     call('ZADD', base .. 'sighted', now, key)
@@ -45,81 +80,105 @@ local function admits(wanted)
       call('HDEL', base .. 'sightings', call('ZPOPMIN', base .. 'sighted')[1])
     end
   end
-  return wanted.kind == 'prefix' or sighted[key] >= order.limits.min_uses
+  return kind == 'prefix' or sighted[key] >= order.limits.min_uses
 end
 
-local addresses = {}
-local function address_of(worker)
-  addresses[worker] = addresses[worker] or call('HGET', base .. 'addresses', worker)
-  return addresses[worker]
+local ticket_ends = math.max(lease_ends, now + order.limits.ticket_seconds)
+local new = { owned = {}, ticket_of = {}, tickets = {}, of_lease = {}, entries = {}, lease_keys = {}, busy = {} }
+
+local function give_ticket(key, kind, tokens)
+  local fence = integer(next_sequence())
+  local ticket = order.nonce .. '-' .. fence
+  put(new.owned, ticket, table.concat({ key, kind, integer(tokens), fence, order.lease }, ' '))
+  put(new.ticket_of, key, ticket)
+  put(new.tickets, ticket_ends, ticket)
+  append(new.of_lease, ticket)
+  scopes[key] = link(key, '', { order.tenant, order.model }, false)
+  ticket_of[key] = ticket
+  return { 'cold', ticket, fence, string.format('%.17g', ticket_ends - now) }
 end
 
-local function hit(key)
-  if lease_entry(order.lease, key) then
-    use(key)
-  end
-  local reply = { 'hit', key }
-  local tiers = call('HGETALL', base .. 'tiers:' .. key)
-  for i = 1, #tiers, 2 do
-    reply[#reply + 1] = tiers[i]
-    reply[#reply + 1] = address_of(tiers[i])
-    reply[#reply + 1] = tiers[i + 1]
-  end
-  return reply
-end
-
-local function ticketed(key)
-  local ticket = call('HGET', base .. 'ticket_of', key)
+local function known_ticket(ticket)
+  local _, _, _, fence, lease = ticket_parts(ticket)
   local seconds = string.format('%.17g', expiry('tickets', ticket) - now)
-  local fields = call('HMGET', base .. 'ticket:' .. ticket, 'lease', 'fence')
-  if fields[1] == order.lease then
-    return { 'cold', ticket, fields[2], seconds }
-  end
-  return { 'pending', seconds }
+  return lease == order.lease and { 'cold', ticket, fence, seconds } or { 'pending', seconds }
 end
 
-local function is_superseded(wanted)
-  for _, document in ipairs(wanted.documents) do
-    local digest = call('HGET', base .. 'record:' .. document[1], 'digest')
-    if digest and digest ~= document[2] then
-      return true
-    end
+local all_holders, number_of = {}, {}
+-- Lease an entry, unless this lease protects it already; the number of its holders.
+local function hit(key, entry)
+  local others, birth, tokens, size, tenant, uses, protected, holders =
+    string.match(entry, '^((%S+) (%S+) (%S+) (%S+) %S+ %S+ %S+) (%S+) %S+ (%S+) (.+)$')
+  if leased[key] ~= birth then
+    leased[key] = birth
+    uses = uses + 1
+    local changed = others .. ' ' .. uses .. ' ' .. score_of(uses, tokens, size) .. ' ' .. protected + 1 .. ' ' .. holders
+    put(new.entries, key, changed)
+    put(new.lease_keys, key, birth)
+    append(list_of(new.busy, tenant), key)
   end
-  return false
+  local number = number_of[holders]
+  if not number then
+    append(all_holders, holders)
+    number = #all_holders
+    number_of[holders] = number
+  end
+  return number
 end
 
-local function link_documents(wanted)
-  for _, document in ipairs(wanted.documents) do
-    link(wanted.key, document[1])
-    local tags = call('HGET', base .. 'record:' .. document[1], 'tag_scopes')
-    for _, tag in ipairs(tags and cjson.decode(tags) or {}) do
-      link(wanted.key, tag)
-    end
-  end
-end
-
-local function plan_one(wanted)
-  if is_superseded(wanted) then
+local answers = {}
+local function plan_one(i, kind, tokens, documents)
+  local key, public_key = keys[i], public_keys[i]
+  local named = scopes_named_by(documents)
+  if not named then
     return { 'superseded' }
+  elseif not entries[key] and public_entries[public_key] then
+    return -hit(public_key, public_entries[public_key])
+  elseif not entries[key] and not ticket_of[key] and not admits(key, kind) then
+    return { 'live' }
   end
-  local resident = published(wanted.key)
-  if not resident and wanted.public_key ~= cjson.null and published(wanted.public_key) then
-    return hit(wanted.public_key)
-  end
-  if not resident and call('HEXISTS', base .. 'ticket_of', wanted.key) == 0 then
-    if not admits(wanted) then
-      return { 'live' }
+  local answer = answers[key]
+  if not answer then
+    if entries[key] then
+      answer = hit(key, entries[key])
+    elseif ticket_of[key] then
+      answer = known_ticket(ticket_of[key])
+    else
+      answer = give_ticket(key, kind, tokens)
     end
-    give_ticket(wanted)
-    link(wanted.key, order.tenant)
-    link(wanted.key, order.model)
+    answers[key] = answer
   end
-  link_documents(wanted)
-  return resident and hit(wanted.key) or ticketed(wanted.key)
+  if #named > 0 then
+    scopes[key] = link(key, scopes[key] or '', named, entries[key])
+  end
+  return answer
 end
 
-local reply = { 'ok' }
-for _, wanted in ipairs(order.wanted) do
-  reply[#reply + 1] = plan_one(wanted)
+local reply = { 'ok', {}, {}, {} }
+for i, wanted in ipairs(order.wanted) do
+  append(reply, plan_one(i, wanted[1], wanted[2], wanted[3]))
 end
-return reply
+tell('HSET', 'owned', new.owned)
+tell('HSET', 'ticket_of', new.ticket_of)
+tell('ZADD', 'tickets', new.tickets)
+tell('SADD', 'lease_tickets:' .. order.lease, new.of_lease)
+tell('HSET', 'entries', new.entries)
+tell('HSET', 'lease_keys:' .. order.lease, new.lease_keys)
+tell_each('ZREM', 'idle:', new.busy)
+tell_links()
+
+local is_listed = {}
+for i, holders in ipairs(all_holders) do
+  reply[2][i] = {}
+  for worker, tier in pairs(cjson.decode(holders)) do
+    put(reply[2][i], worker, tier)
+    if not is_listed[worker] then
+      is_listed[worker] = true
+      append(reply[3], worker)
+    end
+  end
+end
+if #reply[3] > 0 then
+  reply[4] = call('HMGET', base .. 'addresses', unpack(reply[3]))
+end
+return cjson.encode(reply)

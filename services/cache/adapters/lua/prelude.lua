@@ -10,24 +10,33 @@
 --   past, floor                epochs of documents and tags (scope) and links (K|scope) by sequence number; below the
 --                              floor they are forgotten, and no receipt is good
 --   born                       published keys by fence
---   entry:K                    kind, tenant, tokens, size, fence, ticket, uses, score of a published key
---   tiers:K                    worker -> tier of its copy
---   pins:K                     leases that protect K
+--   entries                    published key -> what PARTS lists, with spaces between
 --   idle:T                     a tenant's published keys that are neither leased nor pinned, by score
 --   shares                     tenants that have a share, by last plan
 --   pinned                     scopes
 --   sightings, sighted         how often absent keys were planned, and when last
---   tickets, ticket:T          expiry; key, kind, tokens, fence, lease, dead
+--   tickets                    expiry
+--   owned                      ticket -> 'key kind tokens fence lease', and ' dead' once its key was invalidated
 --   ticket_of                  key -> live ticket
---   leases                     expiry; lease_keys:L, lease_tickets:L
+--   leases                     expiry; lease_tickets:L; lease_keys:L (key -> birth of the entry, which may be gone)
 --   workers                    expiry; addresses, held:W (key -> published at), marked:W (key -> marked at)
---   scopes:K, scope:S          what a key falls with, and its inverse
---   record:D                   a registered document: tenant, id, title, tags, digest, tokens, version
+--   scopes, scope:S            key -> what it falls with, with spaces between; and its inverse
+--   current                    a registered document's scope -> its digest, and the scopes of its tags, with spaces between
+--   record:D                   the rest of it: tenant, id, title, tags, tokens, version
 --   records:S                  document scopes of a tenant or tag
 --   ids:T, document_of:T       a tenant's document ids in order, and their scopes
+--
+-- A plan names many keys. What it reads and writes of all of them takes one call for each of these hashes, and one look-up
+-- for each key: Redis spends its time on calls, on look-ups and on values that are made in Lua, about alike.
 local base = KEYS[1]
 local order = cjson.decode(ARGV[1])
 local call = redis.call
+
+-- birth: a number of its own for each time that a key is published; protected: how many leases protect it. Behind these
+-- come the holders, {worker: tier of its copy} as JSON.
+local PARTS = {
+  birth = 1, tokens = 2, size = 3, tenant = 4, kind = 5, fence = 6, ticket = 7, uses = 8, score = 9, protected = 10,
+}
 
 local now = order.now
 if now == cjson.null then
@@ -47,27 +56,106 @@ local function epoch_of(scope)
   return tonumber(call('HGET', base .. 'epochs', scope) or '0')
 end
 
+local sequence = tonumber(call('GET', base .. 'sequence') or '0')
 local function raise_sequence(floor)
-  local sequence = math.max(tonumber(call('GET', base .. 'sequence') or '0'), floor)
-  call('SET', base .. 'sequence', integer(sequence))
-  return sequence
+  if floor > sequence then
+    sequence = floor
+    call('SET', base .. 'sequence', integer(sequence))
+  end
 end
 
 local function next_sequence()
-  local last = tonumber(call('GET', base .. 'sequence') or '0')
-  return raise_sequence(math.max(last + 1, math.floor(now * 1e6)))
+  raise_sequence(math.max(sequence + 1, math.floor(now * 1e6)))
+  return sequence
 end
 
-local function published(key)
-  return call('EXISTS', base .. 'entry:' .. key) == 1
+-- Lua can pass some thousand values in one call.
+local PASSED_AT_ONCE = 1000
+
+-- The values of these fields of a hash: field -> value, or false.
+local function read(hash, fields)
+  local found = {}
+  for first = 1, #fields, PASSED_AT_ONCE do
+    local values = call('HMGET', base .. hash, unpack(fields, first, math.min(first + PASSED_AT_ONCE - 1, #fields)))
+    for i, value in ipairs(values) do
+      found[fields[first + i - 1]] = value
+    end
+  end
+  return found
+end
+
+-- One command with all of these values, unless there are none.
+local function tell(command, name, values)
+  for first = 1, #values, PASSED_AT_ONCE do
+    call(command, base .. name, unpack(values, first, math.min(first + PASSED_AT_ONCE - 1, #values)))
+  end
+end
+
+-- One command for each table whose name starts so: name -> values.
+local function tell_each(command, start, values_of)
+  for name, values in pairs(values_of) do
+    tell(command, start .. name, values)
+  end
+end
+
+local function append(list, value)
+  list[#list + 1] = value
+end
+
+-- Of a list of fields and values, scores and members, and so on.
+local function put(list, first, second)
+  local length = #list
+  list[length + 1] = first
+  list[length + 2] = second
+end
+
+local function list_of(lists, name)
+  lists[name] = lists[name] or {}
+  return lists[name]
+end
+
+-- Of an answer of HGETALL: field -> value.
+local function pairs_of(answer)
+  local found = {}
+  for i = 1, #answer, 2 do
+    found[answer[i]] = answer[i + 1]
+  end
+  return found
+end
+
+local function entry_of(key)
+  return call('HGET', base .. 'entries', key)
+end
+
+local function part(entry, name)
+  return string.match(entry, '^' .. string.rep('%S+ ', PARTS[name] - 1) .. '(%S+)')
+end
+
+-- {worker = tier}
+local function holders_of(entry)
+  return cjson.decode(string.match(entry, '^' .. string.rep('%S+ ', 10) .. '(.+)$'))
+end
+
+local function set_holders(key, entry, holders)
+  local others = string.match(entry, '^' .. string.rep('%S+ ', 10))
+  call('HSET', base .. 'entries', key, others .. cjson.encode(holders))
 end
 
 local has_pins = call('EXISTS', base .. 'pinned') == 1
 
+-- A list of what a key falls with.
+local function scopes_of(key)
+  local scopes = {}
+  for scope in string.gmatch(call('HGET', base .. 'scopes', key) or '', '%S+') do
+    append(scopes, scope)
+  end
+  return scopes
+end
+
 -- Snapshots are not: every prompt with a pinned document would leave one that stays for ever.
-local function is_pinned(key)
-  if has_pins and call('HGET', base .. 'entry:' .. key, 'kind') == 'segment' then
-    for _, scope in ipairs(call('SMEMBERS', base .. 'scopes:' .. key)) do
+local function is_pinned(key, entry)
+  if has_pins and part(entry, 'kind') == 'segment' then
+    for _, scope in ipairs(scopes_of(key)) do
       if call('SISMEMBER', base .. 'pinned', scope) == 1 then
         return true
       end
@@ -76,17 +164,18 @@ local function is_pinned(key)
   return false
 end
 
-local function set_busy(key)
-  call('ZREM', base .. 'idle:' .. call('HGET', base .. 'entry:' .. key, 'tenant'), key)
+local function set_busy(key, entry)
+  call('ZREM', base .. 'idle:' .. part(entry, 'tenant'), key)
 end
 
--- Let an entry be evicted, or not, as leases and pins have it.
-local function settle(key)
-  if call('EXISTS', base .. 'pins:' .. key) == 1 or is_pinned(key) then
-    set_busy(key)
-  else
-    local fields = call('HMGET', base .. 'entry:' .. key, 'tenant', 'score')
-    call('ZADD', base .. 'idle:' .. fields[1], fields[2], key)
+-- Let published keys be evicted, or not, as leases and pins have it.
+local function settle(keys)
+  for key, entry in pairs(read('entries', keys)) do
+    if part(entry, 'protected') ~= '0' or is_pinned(key, entry) then
+      set_busy(key, entry)
+    else
+      call('ZADD', base .. 'idle:' .. part(entry, 'tenant'), part(entry, 'score'), key)
+    end
   end
 end
 
@@ -95,247 +184,99 @@ local function is_over_age(fence)
   return seconds > 0 and fence <= (now - seconds) * 1e6
 end
 
--- Forget the oldest of the past where it is too much; behind every change.
-local function trim_past()
-  while call('ZCARD', base .. 'past') > order.limits.max_remembered do
-    local oldest = call('ZPOPMIN', base .. 'past')
-    local key, scope = string.match(oldest[1], '^(%x+)|(.*)$')
-    if key then
-      call('SREM', base .. 'links:' .. key, scope)
-    else
-      call('HDEL', base .. 'epochs', oldest[1])
-    end
-    call('SET', base .. 'floor', integer(tonumber(oldest[2])))
-  end
-end
-
-local function is_forgettable(scope)
-  return string.sub(scope, 1, 7) ~= 'tenant:' and string.sub(scope, 1, 6) ~= 'model:'
-end
-
-local function advance_epoch(scope, epoch)
-  call('HSET', base .. 'epochs', scope, integer(epoch))
-  if is_forgettable(scope) then
-    call('ZADD', base .. 'past', epoch, scope)
-  end
-end
-
--- Forget a scope's invalidation, where something else tells its epoch from now on.
-local function drop_epoch(scope)
-  call('HDEL', base .. 'epochs', scope)
-  call('ZREM', base .. 'past', scope)
-end
-
--- Receipts of a published key do not say what it falls with since.
-local function link_published(key, scope)
-  if call('SADD', base .. 'links:' .. key, scope) == 1 then
-    call('ZADD', base .. 'past', next_sequence(), key .. '|' .. scope)
-    trim_past()
-  end
-  if has_pins and call('SISMEMBER', base .. 'pinned', scope) == 1 then
-    settle(key)
-  end
-end
-
-local function link(key, scope)
-  if call('SADD', base .. 'scopes:' .. key, scope) == 1 then
-    call('SADD', base .. 'scope:' .. scope, key)
-    if published(key) then
-      link_published(key, scope)
-    end
-  end
-end
-
 local function unlink(key)
-  for _, scope in ipairs(call('SMEMBERS', base .. 'scopes:' .. key)) do
+  for _, scope in ipairs(scopes_of(key)) do
     call('SREM', base .. 'scope:' .. scope, key)
   end
-  call('DEL', base .. 'scopes:' .. key)
-end
-
-local function tenant_of(key)
-  for _, scope in ipairs(call('SMEMBERS', base .. 'scopes:' .. key)) do
-    if string.sub(scope, 1, 7) == 'tenant:' then
-      return scope
-    end
-  end
-end
-
--- Whether the lease is a new one for this entry.
-local function lease_entry(lease, key)
-  call('SADD', base .. 'lease_keys:' .. lease, key)
-  set_busy(key)
-  return call('SADD', base .. 'pins:' .. key, lease) == 1
+  call('HDEL', base .. 'scopes', key)
 end
 
 local function end_lease(lease)
-  for _, key in ipairs(call('SMEMBERS', base .. 'lease_keys:' .. lease)) do
-    call('SREM', base .. 'pins:' .. key, lease)
-    settle(key)
+  local births = pairs_of(call('HGETALL', base .. 'lease_keys:' .. lease))
+  local keys, changed, idle = {}, {}, {}
+  for key in pairs(births) do
+    append(keys, key)
   end
+  for key, entry in pairs(read('entries', keys)) do
+    local others, birth, tenant, score, protected, holders =
+      string.match(entry or '', '^((%S+) %S+ %S+ (%S+) %S+ %S+ %S+ %S+ (%S+)) (%S+) (.+)$')
+    if birth == births[key] then
+      local left = protected - 1
+      put(changed, key, others .. ' ' .. left .. ' ' .. holders)
+      if left == 0 and not is_pinned(key, entry) then
+        put(list_of(idle, tenant), score, key)
+      end
+    end
+  end
+  tell('HSET', 'entries', changed)
+  tell_each('ZADD', 'idle:', idle)
   call('DEL', base .. 'lease_keys:' .. lease, base .. 'lease_tickets:' .. lease)
   call('ZREM', base .. 'leases', lease)
 end
 
-local function forget_ticket(ticket)
-  call('SREM', base .. 'lease_tickets:' .. call('HGET', base .. 'ticket:' .. ticket, 'lease'), ticket)
-  call('DEL', base .. 'ticket:' .. ticket)
+-- key, kind, tokens, fence, lease, dead
+local function ticket_parts(ticket)
+  local owned = call('HGET', base .. 'owned', ticket)
+  if owned then
+    return string.match(owned, '^(%S+) (%S+) (%S+) (%S+) (%S+) ?(%S*)$')
+  end
+end
+
+local function forget_ticket(ticket, lease)
+  call('SREM', base .. 'lease_tickets:' .. lease, ticket)
+  call('HDEL', base .. 'owned', ticket)
   call('ZREM', base .. 'tickets', ticket)
 end
 
 local function end_ticket(ticket)
-  local key = call('HGET', base .. 'ticket:' .. ticket, 'key')
-  forget_ticket(ticket)
+  local key, _, _, _, lease = ticket_parts(ticket)
+  forget_ticket(ticket, lease)
   if call('HGET', base .. 'ticket_of', key) == ticket then
     call('HDEL', base .. 'ticket_of', key)
     unlink(key)
   end
 end
 
-local function kill_ticket(key)
-  call('HSET', base .. 'ticket:' .. call('HGET', base .. 'ticket_of', key), 'dead', '1')
-  call('HDEL', base .. 'ticket_of', key)
-  unlink(key)
-end
-
--- Count a use; greedy_dual_size_frequency of domain/eviction.py gives the score.
+-- greedy_dual_size_frequency of domain/eviction.py
 local clock = tonumber(call('GET', base .. 'clock') or '0')
-local function use(key)
-  local entry = call('HMGET', base .. 'entry:' .. key, 'uses', 'tokens', 'size')
-  local uses = tonumber(entry[1]) + 1
-  local score = clock + uses * tonumber(entry[2]) / tonumber(entry[3])
-  call('HSET', base .. 'entry:' .. key, 'uses', integer(uses), 'score', string.format('%.17g', score))
+local function score_of(uses, tokens, size)
+  return string.format('%.17g', clock + uses * tokens / size)
 end
 
--- Publish a key whose scopes are linked.
-local function add_entry(key, entry)
-  call('HSET', base .. 'entry:' .. key, 'kind', entry.kind, 'tenant', entry.tenant, 'tokens', entry.tokens,
-    'size', integer(entry.size), 'fence', integer(entry.fence), 'ticket', entry.ticket, 'uses', '0')
-  call('ZADD', base .. 'born', integer(entry.fence), key)
-  use(key)
-  settle(key)
-end
-
-local function size_of(key)
-  return tonumber(call('HGET', base .. 'entry:' .. key, 'size'))
-end
-
-local function used_bytes()
-  return tonumber(call('GET', base .. 'bytes') or '0')
-end
-
-local function bytes_of(tenant)
-  return tonumber(call('HGET', base .. 'bytes_of', tenant) or '0')
-end
-
-local function budget_of(tenant)
-  local own = tonumber(call('HGET', base .. 'budgets', tenant) or '0')
-  if own == 0 then
-    own = order.limits.namespace_budget_bytes
-  end
-  return own == 0 and order.limits.budget_bytes or math.min(own, order.limits.budget_bytes)
-end
-
-local function count_bytes(key, sign)
-  local fields = call('HMGET', base .. 'entry:' .. key, 'size', 'tenant')
-  local change = integer(sign * tonumber(fields[1]))
+local function count_bytes(entry, sign)
+  local change, tenant = integer(sign * part(entry, 'size')), part(entry, 'tenant')
   call('INCRBY', base .. 'bytes', change)
-  if call('HINCRBY', base .. 'bytes_of', fields[2], change) == 0 then
-    call('HDEL', base .. 'bytes_of', fields[2])
+  if call('HINCRBY', base .. 'bytes_of', tenant, change) == 0 then
+    call('HDEL', base .. 'bytes_of', tenant)
   end
 end
 
-local function has_room(tenant, size)
-  return bytes_of(tenant) + size <= budget_of(tenant) and used_bytes() + size <= order.limits.budget_bytes
-end
-
-local function add_copy(key, worker, tier)
-  call('HSET', base .. 'tiers:' .. key, worker, tier)
-  call('HSET', base .. 'held:' .. worker, key, now)
-  call('HDEL', base .. 'marked:' .. worker, key)
-  count_bytes(key, 1)
-end
-
+-- Forget a holder, and the entry with its last one.
 local function remove_copy(key, worker)
-  call('HDEL', base .. 'tiers:' .. key, worker)
+  local entry = entry_of(key)
+  local holders = holders_of(entry)
+  holders[worker] = nil
   call('HDEL', base .. 'held:' .. worker, key)
-  count_bytes(key, -1)
-  if call('EXISTS', base .. 'tiers:' .. key) == 0 then
-    for _, lease in ipairs(call('SMEMBERS', base .. 'pins:' .. key)) do
-      call('SREM', base .. 'lease_keys:' .. lease, key)
-    end
-    set_busy(key)
-    call('DEL', base .. 'entry:' .. key, base .. 'pins:' .. key)
+  count_bytes(entry, -1)
+  if next(holders) then
+    set_holders(key, entry, holders)
+  else
+    set_busy(key, entry)
+    call('HDEL', base .. 'entries', key)
     call('ZREM', base .. 'born', key)
     unlink(key)
   end
 end
 
 -- Its copies are added to `copies`, four values each: key, worker, tier, size.
-local function remove_entry(key, copies)
-  local size = call('HGET', base .. 'entry:' .. key, 'size')
-  local tiers = call('HGETALL', base .. 'tiers:' .. key)
-  for i = 1, #tiers, 2 do
-    for _, value in ipairs({ key, tiers[i], tiers[i + 1], size }) do
-      copies[#copies + 1] = value
-    end
-    call('HSET', base .. 'marked:' .. tiers[i], key, now)
-    remove_copy(key, tiers[i])
+local function remove_entry(key, entry, copies)
+  local size = part(entry, 'size')
+  for worker, tier in pairs(holders_of(entry)) do
+    put(copies, key, worker)
+    put(copies, tier, size)
+    call('HSET', base .. 'marked:' .. worker, key, now)
+    remove_copy(key, worker)
   end
-end
-
-local function remove_document(document)
-  local fields = call('HMGET', base .. 'record:' .. document, 'tenant', 'id', 'tag_scopes')
-  call('SREM', base .. 'records:' .. fields[1], document)
-  call('ZREM', base .. 'ids:' .. fields[1], fields[2])
-  call('HDEL', base .. 'document_of:' .. fields[1], fields[2])
-  for _, tag in ipairs(cjson.decode(fields[3])) do
-    call('SREM', base .. 'records:' .. tag, document)
-  end
-  call('DEL', base .. 'record:' .. document)
-end
-
--- Forget the document of this scope, or all documents of this tenant or tag, as far as they were registered before the
--- epoch; their scopes.
-local function remove_documents(scope, epoch)
-  local found, removed = { scope }, {}
-  if call('EXISTS', base .. 'record:' .. scope) == 0 then
-    found = call('SMEMBERS', base .. 'records:' .. scope)
-  end
-  for _, document in ipairs(found) do
-    if tonumber(call('HGET', base .. 'record:' .. document, 'version')) < epoch then
-      remove_document(document)
-      removed[#removed + 1] = document
-    end
-  end
-  return removed
-end
-
-local function free_scope(scope, epoch, copies)
-  advance_epoch(scope, epoch)
-  local removed = 0
-  for _, key in ipairs(call('SMEMBERS', base .. 'scope:' .. scope)) do
-    if published(key) then
-      remove_entry(key, copies)
-      removed = removed + 1
-    else
-      kill_ticket(key)
-    end
-  end
-  return removed
-end
-
--- {number of entries, number of documents, copies}
-local function remove_scope(scope, epoch)
-  local copies = {}
-  local documents = remove_documents(scope, epoch)
-  local removed = free_scope(scope, epoch, copies)
-  for _, document in ipairs(documents) do
-    if document ~= scope then
-      removed = removed + free_scope(document, epoch, copies)
-    end
-  end
-  return { removed, #documents, copies }
 end
 
 -- Remove what time has ended.
@@ -349,7 +290,7 @@ call('ZREMRANGEBYSCORE', base .. 'shares', '-inf', now - order.limits.share_seco
 if order.limits.entry_ttl_seconds > 0 then
   local oldest = (now - order.limits.entry_ttl_seconds) * 1e6
   for _, key in ipairs(call('ZRANGEBYSCORE', base .. 'born', '-inf', oldest)) do
-    remove_entry(key, {})
+    remove_entry(key, entry_of(key), {})
   end
 end
 for _, worker in ipairs(call('ZRANGEBYSCORE', base .. 'workers', '-inf', now)) do

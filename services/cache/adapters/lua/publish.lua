@@ -1,11 +1,9 @@
 -- Answers {outcome} or {'unknown_worker'}; with 'accepted' {outcome, description, number evicted, evicted keys of this
 -- worker}; a description is names and values in turn.
-local key, ticket = order.key, order.ticket
-local fence = integer(order.fence)
+local key, ticket, fence = order.key, order.ticket, integer(order.fence)
 
 local function accepted(evicted, drop_keys)
-  local scopes = call('SMEMBERS', base .. 'scopes:' .. key)
-  local tenant_epoch, model_epoch = 0, 0
+  local entry, scopes, tenant_epoch, model_epoch = entry_of(key), scopes_of(key), 0, 0
   for _, scope in ipairs(scopes) do
     if string.sub(scope, 1, 7) == 'tenant:' then
       tenant_epoch = epoch_of(scope)
@@ -14,36 +12,34 @@ local function accepted(evicted, drop_keys)
     end
   end
   call('SET', base .. 'life', order.life, 'NX')
-  local description = call('HGETALL', base .. 'entry:' .. key)
-  for name, value in pairs({
-    key = key, scopes = scopes, epochs = { integer(tenant_epoch), integer(model_epoch) }, life = call('GET', base .. 'life'),
-  }) do
-    description[#description + 1] = name
-    description[#description + 1] = value
+  local description = { 'key', key, 'scopes', scopes, 'life', call('GET', base .. 'life') }
+  put(description, 'epochs', { integer(tenant_epoch), integer(model_epoch) })
+  for _, name in ipairs({ 'kind', 'tokens', 'size', 'fence', 'ticket' }) do
+    put(description, name, part(entry, name))
   end
   return { 'accepted', description, evicted, drop_keys }
 end
 
-local made = call('HMGET', base .. 'entry:' .. key, 'ticket', 'fence')
-local again = made[1] == ticket and made[2] == fence
-local owned = call('HMGET', base .. 'ticket:' .. ticket, 'key', 'fence', 'dead', 'kind', 'tokens', 'lease')
+local entry = entry_of(key)
+local again = is_made_by(entry, ticket, fence)
+local of_key, kind, tokens, of_fence, lease, dead = ticket_parts(ticket)
 if not again then
-  if owned[1] ~= key or owned[2] ~= fence then
+  if of_key ~= key or of_fence ~= fence then
     return { 'fenced' }
   end
-  if owned[3] == '1' then
+  if dead == 'dead' then
     return { 'invalidated' }
   end
 end
 if expiry('workers', order.worker) == 0 then
   return { 'unknown_worker' }
 end
-if again and call('HEXISTS', base .. 'tiers:' .. key, order.worker) == 1 then
+if again and holders_of(entry)[order.worker] then
   return accepted(0, {})
 end
 
-local tenant = tenant_of(key)
-local evicted = victims(tenant, again and size_of(key) or order.size, key)
+local tenant = again and part(entry, 'tenant') or string.match(call('HGET', base .. 'scopes', key), 'tenant:%S+')
+local evicted = victims(tenant, again and tonumber(part(entry, 'size')) or order.size, key)
 if not evicted then
   if not again then
     end_ticket(ticket)
@@ -51,15 +47,12 @@ if not evicted then
   return { 'over_budget' }
 end
 local drop_keys = evict(evicted, order.worker)
-if not again then
+if again then
+  add_copy(key, entry, order.worker, order.tier)
+else
   call('HDEL', base .. 'ticket_of', key)
-  forget_ticket(ticket)
-  add_entry(key, {
-    kind = owned[4], tenant = tenant, tokens = owned[5], size = order.size, fence = order.fence, ticket = ticket,
-  })
-  if expiry('leases', owned[6]) ~= 0 then
-    lease_entry(owned[6], key)
-  end
+  forget_ticket(ticket, lease)
+  local record = { tokens = tokens, size = order.size, tenant = tenant, kind = kind, fence = order.fence, ticket = ticket }
+  add_entry(key, record, order.worker, order.tier, expiry('leases', lease) ~= 0 and lease)
 end
-add_copy(key, order.worker, order.tier)
 return accepted(#evicted, drop_keys)

@@ -1,7 +1,9 @@
-if expiry('leases', order.lease) ~= 0 then
-  for _, ticket in ipairs(call('SMEMBERS', base .. 'lease_tickets:' .. order.lease)) do
-    end_ticket(ticket)
+for _, lease in ipairs(order.leases) do
+  if expiry('leases', lease) ~= 0 then
+    for _, ticket in ipairs(call('SMEMBERS', base .. 'lease_tickets:' .. lease)) do
+      end_ticket(ticket)
+    end
+    end_lease(lease)
   end
-  end_lease(order.lease)
 end
 return 1

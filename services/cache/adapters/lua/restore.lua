@@ -12,7 +12,7 @@ end
 local function documents_of(record)
   local documents = call('SMEMBERS', base .. 'links:' .. record.key)
   for _, document in ipairs(record.documents) do
-    documents[#documents + 1] = document
+    append(documents, document)
   end
   return documents
 end
@@ -38,13 +38,12 @@ local function restored(record)
   if expiry('workers', worker) == 0 or call('HEXISTS', base .. 'marked:' .. worker, key) == 1 or stale(record) then
     return false
   end
-  local resident = published(key)
+  local resident = entry_of(key)
   if resident then
-    local made = call('HMGET', base .. 'entry:' .. key, 'ticket', 'fence')
-    if made[1] ~= record.ticket or made[2] ~= integer(record.fence) then
+    if not is_made_by(resident, record.ticket, integer(record.fence)) then
       return false
     end
-    if call('HEXISTS', base .. 'tiers:' .. key, worker) == 1 then
+    if holders_of(resident)[worker] then
       return true
     end
   end
@@ -53,18 +52,19 @@ local function restored(record)
   end
   local ticket = call('HGET', base .. 'ticket_of', key)
   if ticket then
+    local _, _, _, _, lease = ticket_parts(ticket)
     call('HDEL', base .. 'ticket_of', key)
-    forget_ticket(ticket)
+    forget_ticket(ticket, lease)
   end
-  link(key, record.tenant)
-  link(key, record.model)
-  for _, document in ipairs(documents_of(record)) do
-    link(key, document)
+  local scopes = documents_of(record)
+  put(scopes, record.tenant, record.model)
+  link(key, call('HGET', base .. 'scopes', key) or '', scopes, resident)
+  tell_links()
+  if resident then
+    add_copy(key, resident, worker, record.tier)
+  else
+    add_entry(key, record, worker, record.tier)
   end
-  if not resident then
-    add_entry(key, record)
-  end
-  add_copy(key, worker, record.tier)
   return true
 end
 
@@ -80,7 +80,7 @@ end
 local refused = {}
 for _, record in ipairs(order.records) do
   if record.life ~= life or not restored(record) then
-    refused[#refused + 1] = record.key
+    append(refused, record.key)
   end
 end
 return refused

@@ -1,4 +1,4 @@
--- How room is made, for scripts that need some; it follows prelude.lua and goes before theirs.
+-- How room is made, for scripts that need some; it follows storing.lua and goes before theirs.
 local function share_of_each()
   return order.limits.budget_bytes / math.max(call('ZCARD', base .. 'shares'), 1)
 end
@@ -17,7 +17,7 @@ local function advance(queue, spared)
     head = call('ZRANGE', base .. 'idle:' .. queue.tenant, queue.place, queue.place, 'WITHSCORES')
   until head[1] ~= spared
   queue.key, queue.score = head[1], tonumber(head[2])
-  queue.bytes = head[1] and size_of(head[1]) * call('HLEN', base .. 'tiers:' .. head[1])
+  queue.bytes = head[1] and held_bytes(entry_of(head[1]))
 end
 
 local function comes_first(queue, other)
@@ -78,11 +78,12 @@ end
 local function evict(found, worker)
   local drop_keys = {}
   for _, victim in ipairs(found) do
+    local entry = entry_of(victim[1])
     clock = math.max(clock, victim[2])
-    if worker and call('HEXISTS', base .. 'tiers:' .. victim[1], worker) == 1 then
-      drop_keys[#drop_keys + 1] = victim[1]
+    if worker and holders_of(entry)[worker] then
+      append(drop_keys, victim[1])
     end
-    remove_entry(victim[1], {})
+    remove_entry(victim[1], entry, {})
   end
   if #found > 0 then
     call('SET', base .. 'clock', string.format('%.17g', clock))

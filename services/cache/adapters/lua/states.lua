@@ -1,16 +1,14 @@
 -- Answers the published entries of a scope: {key, kind, tokens, size, worker, address, tier, ...} each.
 local found = {}
 for _, key in ipairs(call('SMEMBERS', base .. 'scope:' .. order.scope)) do
-  if published(key) then
-    local fields = call('HMGET', base .. 'entry:' .. key, 'kind', 'tokens', 'size')
-    local state = { key, fields[1], fields[2], fields[3] }
-    local tiers = call('HGETALL', base .. 'tiers:' .. key)
-    for i = 1, #tiers, 2 do
-      state[#state + 1] = tiers[i]
-      state[#state + 1] = call('HGET', base .. 'addresses', tiers[i])
-      state[#state + 1] = tiers[i + 1]
+  local entry = entry_of(key)
+  if entry then
+    local state = { key, part(entry, 'kind'), part(entry, 'tokens'), part(entry, 'size') }
+    for worker, tier in pairs(holders_of(entry)) do
+      put(state, worker, call('HGET', base .. 'addresses', worker))
+      append(state, tier)
     end
-    found[#found + 1] = state
+    append(found, state)
   end
 end
 return found
