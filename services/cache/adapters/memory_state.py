@@ -14,6 +14,7 @@ from services.cache.adapters.memory_room import Room
 from services.cache.domain.eviction import Candidate, Use, greedy_dual_size_frequency
 from services.cache.domain.integrity import EntryState, LeaseState, Snapshot, TicketState
 from services.cache.domain.values import EntryKind, Epochs, Limits, Removal, RemovedCopy
+from services.cache.domain.workers import WorkerRecord
 
 __all__ = ["Entry", "Lease", "OwnedTicket", "Tables", "Worker"]
 
@@ -60,7 +61,7 @@ class Lease:
 class Worker:
     """A living worker. `held`: when each copy was published; `marked`: since when a copy is to be dropped."""
 
-    address: str
+    record: WorkerRecord
     expires_at: float
     held: dict[bytes, float] = field(default_factory=dict)
     marked: dict[bytes, float] = field(default_factory=dict)

@@ -16,7 +16,7 @@
 --   tickets, ticket:T          expiry; key, kind, tokens, fence, lease, dead
 --   ticket_of                  key -> live ticket
 --   leases                     expiry; lease_keys:L, lease_tickets:L
---   workers                    expiry; addresses, held:W (key -> published at), marked:W (key -> marked at)
+--   workers                    expiry; addresses, descriptions, held:W (key -> published at), marked:W (key -> marked at)
 --   scopes:K, scope:S          what a key falls with, and its inverse
 --   record:D                   a registered document: tenant, id, title, tags, digest, tokens, version
 --   records:S                  document scopes of a tenant or tag
@@ -310,5 +310,6 @@ for _, worker in ipairs(call('ZRANGEBYSCORE', base .. 'workers', '-inf', now)) d
   end
   call('DEL', base .. 'marked:' .. worker)
   call('HDEL', base .. 'addresses', worker)
+  call('HDEL', base .. 'descriptions', worker)
   call('ZREM', base .. 'workers', worker)
 end
