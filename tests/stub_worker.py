@@ -59,6 +59,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     dies_after_tokens: int = -1
     drops_states: bool = False
     can_capture: bool = True
+    is_draining: bool = False
     held: set[bytes] = field(default_factory=set)
     requests: list[worker_pb2.GenerateRequest] = field(default_factory=list)
     captures: list[worker_pb2.CaptureRequest] = field(default_factory=list)
@@ -149,6 +150,13 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         dropped = self.held.intersection(request.keys)
         self.held -= dropped
         return worker_pb2.DropResponse(num_dropped=len(dropped))
+
+    async def Report(  # noqa: N802
+        self,
+        request: worker_pb2.ReportRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ReportRequest, worker_pb2.ReportResponse],
+    ) -> worker_pb2.ReportResponse:
+        return worker_pb2.ReportResponse(draining=self.is_draining)
 
     async def _events(self, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.GenerateEvent]:
         if ordered := [part.key for part in request.parts if part.HasField("capture")]:

@@ -13,7 +13,7 @@ from hypic.v1 import worker_pb2, worker_pb2_grpc
 from services.blob.errors import BlobError
 from services.blob.planes import Plane
 from services.blob.reader import StateReader
-from services.common.errors import NotFoundError, UnavailableError
+from services.common.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.common.rpc import CHUNK_BYTES
 from services.worker.adapters import messages
 from services.worker.adapters.engine_thread import EngineThread
@@ -65,24 +65,23 @@ class _Publishing:
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """One model's service. `draining` refuses new work while streams run out."""
+    """One model's service. While the worker drains, new work is refused and streams run out."""
 
     def __init__(
         self,
         served: ServedModel,
-        worker_id: str,
+        place: messages.WorkerPlace,
         min_body: int,
         engine: EngineThread,
         residency: Residency,
         metrics: WorkerMetrics,
     ) -> None:
         self._served = served
-        self._worker_id = worker_id
+        self._place = place
         self._min_body = min_body
         self._engine = engine
         self._residency = residency
         self._metrics = metrics
-        self.draining = False
 
     async def Describe(  # noqa: N802 # the name is the protocol's
         self,
@@ -90,7 +89,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeResponse],
     ) -> AsyncIterator[worker_pb2.DescribeResponse]:
         """See worker.proto."""
-        for message in messages.describe(self._served, self._worker_id, self._min_body):
+        for message in messages.describe(self._served, self._place, self._min_body):
             yield message
 
     async def Generate(  # noqa: N802
@@ -99,7 +98,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent],
     ) -> AsyncIterator[worker_pb2.GenerateEvent]:
         """See worker.proto."""
-        self._refuse_when_draining()
+        self._check_takes(self._place.can_combine, "combine")
+        if any(part.HasField("capture") for part in request.parts):
+            self._check_takes(self._place.can_capture, "prefill")
         call_id = uuid.uuid4().hex
         events: asyncio.Queue[GenerateEvent] = asyncio.Queue()
         job = messages.generate_request(request, call_id, self._served.spec.vocab_size, _sink_to(events))
@@ -140,7 +141,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.CaptureRequest, worker_pb2.CaptureEvent],
     ) -> AsyncIterator[worker_pb2.CaptureEvent]:
         """See worker.proto."""
-        self._refuse_when_draining()
+        self._check_takes(self._place.can_capture, "prefill")
         call_id = uuid.uuid4().hex
         events: asyncio.Queue[CaptureEvent] = asyncio.Queue()
         segments = messages.capture_segments(request, self._served.spec.vocab_size)
@@ -150,7 +151,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await self._engine.call(SubmitCapture(job))
             for _ in segments:
                 event = await events.get()
-                self._metrics.on_capture(event)
+                self._on_captured(event)
                 yield await self._publish_capture(event, tickets[event.key])
         finally:
             self._engine.post(Cancel(call_id))
@@ -177,6 +178,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         except (BlobError, OSError) as error:
             raise UnavailableError(f"the state cannot be read any more: {error}") from error
 
+    async def Report(  # noqa: N802
+        self,
+        request: worker_pb2.ReportRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ReportRequest, worker_pb2.ReportResponse],
+    ) -> worker_pb2.ReportResponse:
+        """See worker.proto."""
+        myself = self._residency.myself
+        return worker_pb2.ReportResponse(load=myself.load, speeds=myself.speeds, draining=myself.is_draining)
+
     async def Drop(  # noqa: N802
         self,
         request: worker_pb2.DropRequest,
@@ -192,13 +202,23 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         found = await self._residency.fetch(segments)
         return PromptFetch(tuple(found.get(part.key) for part in job.parts), time.monotonic() - began if found else 0.0)
 
+    def _on_captured(self, event: CaptureEvent) -> None:
+        self._metrics.on_capture(event)
+        if event.pass_tokens:
+            self._residency.tiers.policy.captures.observe(event.seconds, event.pass_tokens)
+
     def _on_prefilled(self, event: PrefilledEvent) -> None:
         self._metrics.on_prefilled(event)
         computed = sum(part.live_tokens + part.captured_tokens for part in event.parts)
         self._residency.tiers.policy.engine.observe(event.combine_seconds, computed)
 
-    def _refuse_when_draining(self) -> None:
-        if self.draining:
+    def _check_takes(self, has_role: bool, role: str) -> None:
+        if not has_role:
+            raise InvalidRequestError(
+                f"worker {self._place.worker_id} has not the role {role}; HYPIC_WORKER_ROLES gives it, or send the request"
+                " to a worker that has"
+            )
+        if self._residency.myself.is_draining:
             raise UnavailableError("the worker is draining; send the request to another one")
 
     async def _publish_capture(self, event: CaptureEvent, ticket: worker_pb2.TicketRef) -> worker_pb2.CaptureEvent:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+from hypic.v1 import cache_pb2
 from hypic.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from prometheus_client import CollectorRegistry
 
@@ -21,6 +22,7 @@ from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.followers import Followers
+from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel, read_served_model
@@ -99,7 +101,7 @@ async def _serve(
     get_logger().info("worker_ready", port=port, model=served.name, profile=served.profile_digest[:12], states=num_kept)
     status = await ended.wait()
     get_logger().info("worker_draining", seconds=settings.drain_seconds)
-    worker.service.draining = True
+    worker.residency.begin_draining()
     await health.set_ready(False)
     await server.stop(settings.drain_seconds if status == 0 else 0.0)
     for task in tasks:
@@ -181,6 +183,7 @@ class _Worker:
         """Refresh gauges for ever."""
         while True:
             await self.engine.call(self.metrics.read)
+            await self.residency.myself.refresh()
             self.metrics.read_tiers(self.tiers.used_bytes())
             await asyncio.sleep(_GAUGE_SECONDS)
 
@@ -193,11 +196,22 @@ def _assemble(
     stores: Sequence[BlobStore],
 ) -> _Worker:
     tier = "host" if settings.device == "cpu" else "gpu"
-    identity = WorkerIdentity(settings.worker_id, settings.reached_at, served.revision, served.profile_digest, tier)
+    identity = WorkerIdentity(
+        settings.worker_id, settings.reached_at, served.revision, served.profile_digest, tier, _roles(settings)
+    )
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
     tiers = BlobTiers(served, stores, metrics)
     states = TieredStates(engine, served, tiers, metrics, settings.fetch_seconds)
     residency = Residency(engine, CacheClient(channel, identity), tier, states)
-    service = WorkerService(served, settings.worker_id, settings.min_body, engine, residency, metrics)
+    place = WorkerPlace(settings.worker_id, settings.can_capture, settings.can_combine)
+    service = WorkerService(served, place, settings.min_body, engine, residency, metrics)
     return _Worker(service, residency, engine, tiers, metrics, registry)
+
+
+def _roles(settings: WorkerSettings) -> tuple[cache_pb2.WorkerRole.ValueType, ...]:
+    has = {
+        cache_pb2.WORKER_ROLE_PREFILL: settings.can_capture,
+        cache_pb2.WORKER_ROLE_COMBINE: settings.can_combine,
+    }
+    return tuple(role for role, is_own in has.items() if is_own)

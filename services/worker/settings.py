@@ -29,6 +29,10 @@ class WorkerSettings(ServiceSettings):
     worker_id: str = Field(
         default="worker-0", min_length=1, max_length=128, description="unique among the workers of a tier"
     )
+    roles: str = Field(
+        default="prefill,combine",
+        description="what the worker does: prefill (captures), combine (combines and decodes), or both",
+    )
     listen_address: str = Field(default="127.0.0.1:7102", description="host:port of the gRPC server")
     advertise_address: str | None = Field(
         default=None, description="where others reach this worker; default: listen_address"
@@ -115,6 +119,14 @@ class WorkerSettings(ServiceSettings):
         """An empty path would be the folder that the process happens to run in."""
         return value or None
 
+    @field_validator("roles")
+    @classmethod
+    def _names_roles(cls, value: str) -> str:
+        named = {role.strip() for role in value.split(",")}
+        if not named <= {"prefill", "combine"}:
+            raise ValueError(f"{value!r} must be prefill, combine or prefill,combine")
+        return ",".join(sorted(named, reverse=True))
+
     @model_validator(mode="after")
     def _counts_devices_from_the_first(self) -> "WorkerSettings":
         """Ranks choose their GPUs themselves."""
@@ -134,6 +146,16 @@ class WorkerSettings(ServiceSettings):
                 " HYPIC_WORKER_STATE_BYTES, or it"
             )
         return self
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether it captures segments."""
+        return "prefill" in self.roles
+
+    @property
+    def can_combine(self) -> bool:
+        """Whether it combines prompts and decodes."""
+        return "combine" in self.roles
 
     @property
     def reached_at(self) -> str:

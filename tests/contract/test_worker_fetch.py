@@ -14,6 +14,7 @@ from services.blob.layout import CHECKSUM_BYTES, parse_header
 from services.common.content import HASH_BYTES
 from services.common.rpc import HealthSwitch, create_channel, create_server
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
+from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.residency import Residency
 from services.worker.app import WorkerService
 from services.worker.tiers.host import HostStore
@@ -40,7 +41,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
         cache_channel = create_channel("127.0.0.1:1")
         identity = WorkerIdentity("w", "127.0.0.1:1", served.revision, served.profile_digest, "host")
         residency = Residency(running.engine, CacheClient(cache_channel, identity), "host", running.tiers)
-        service = WorkerService(served, "w", 16, running.engine, residency, running.metrics)
+        service = WorkerService(served, WorkerPlace("w"), 16, running.engine, residency, running.metrics)
         server, port = await create_server(
             [lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)],
             "127.0.0.1:0",

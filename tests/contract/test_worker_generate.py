@@ -16,6 +16,7 @@ from services.worker.adapters.blob_tiers import BlobTiers
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import read_served_model
@@ -85,7 +86,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
     metrics = WorkerMetrics(registry)
     tiers = TieredStates(engine, served, BlobTiers(served, [], metrics), metrics, _CALL_SECONDS)
     residency = Residency(engine, CacheClient(cache_channel, identity), "host", tiers)
-    service = WorkerService(served, "w", 16, engine, residency, metrics)
+    service = WorkerService(served, WorkerPlace("w"), 16, engine, residency, metrics)
     server, port = await create_server(
         [lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)],
         "127.0.0.1:0",

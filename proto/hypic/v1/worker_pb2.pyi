@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from hypic.v1 import cache_pb2 as _cache_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -138,6 +139,8 @@ class WorkerInfo(_message.Message):
     MAX_LIVE_TOKENS_FIELD_NUMBER: _builtins.int
     CAN_CAPTURE_FIELD_NUMBER: _builtins.int
     CAN_COMBINE_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
+    STATE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     model_name: _builtins.str
     """The name that clients send as `model`."""
@@ -152,6 +155,9 @@ class WorkerInfo(_message.Message):
     max_live_tokens: _builtins.int
     can_capture: _builtins.bool
     can_combine: _builtins.bool
+    state_bytes: _builtins.int
+    """What a segment state weighs: of itself, and of every token of its body."""
+    state_token_bytes: _builtins.int
     @_builtins.property
     def profile(self) -> Global___Profile: ...
     @_builtins.property
@@ -173,10 +179,12 @@ class WorkerInfo(_message.Message):
         max_live_tokens: _builtins.int = ...,
         can_capture: _builtins.bool = ...,
         can_combine: _builtins.bool = ...,
+        state_bytes: _builtins.int = ...,
+        state_token_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "can_capture", b"can_capture", "can_combine", b"can_combine", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token", b"eos_token", "family", b"family", "max_live_tokens", b"max_live_tokens", "model_name", b"model_name", "model_revision", b"model_revision", "profile", b"profile", "stop_token_ids", b"stop_token_ids", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "can_capture", b"can_capture", "can_combine", b"can_combine", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token", b"eos_token", "family", b"family", "max_live_tokens", b"max_live_tokens", "model_name", b"model_name", "model_revision", b"model_revision", "profile", b"profile", "state_bytes", b"state_bytes", "state_token_bytes", b"state_token_bytes", "stop_token_ids", b"stop_token_ids", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -720,3 +728,45 @@ class DropResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropResponse: _TypeAlias = DropResponse  # noqa: Y015
+
+@_typing.final
+class ReportRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
+
+@_typing.final
+class ReportResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOAD_FIELD_NUMBER: _builtins.int
+    SPEEDS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    draining: _builtins.bool
+    @_builtins.property
+    def load(self) -> _cache_pb2.WorkerLoad: ...
+    @_builtins.property
+    def speeds(self) -> _cache_pb2.WorkerSpeeds: ...
+    def __init__(
+        self,
+        *,
+        load: _cache_pb2.WorkerLoad | None = ...,
+        speeds: _cache_pb2.WorkerSpeeds | None = ...,
+        draining: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "speeds", b"speeds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "load", b"load", "speeds", b"speeds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015

@@ -41,6 +41,8 @@ class WorkerServiceStub:
     """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
     Drop: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]
     """Makes states unreachable at once; memory follows with the last reference."""
+    Report: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.ReportResponse]
+    """Load, speeds and whether new work is taken, for whoever chooses between workers; answered whatever the engine does."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -55,6 +57,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
     Drop: _aio.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]  # type: ignore[assignment]
     """Makes states unreachable at once; memory follows with the last reference."""
+    Report: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.ReportResponse]  # type: ignore[assignment]
+    """Load, speeds and whether new work is taken, for whoever chooses between workers; answered whatever the engine does."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -96,5 +100,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DropResponse, _abc.Awaitable[_worker_pb2.DropResponse]]:
         """Makes states unreachable at once; memory follows with the last reference."""
+
+    @_abc_1.abstractmethod
+    def Report(
+        self,
+        request: _worker_pb2.ReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ReportResponse, _abc.Awaitable[_worker_pb2.ReportResponse]]:
+        """Load, speeds and whether new work is taken, for whoever chooses between workers; answered whatever the engine does."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,6 +1,7 @@
 """Wire messages to engine types and back; the only module of the worker that knows both."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from hypic.v1 import worker_pb2
 
@@ -27,6 +28,7 @@ from services.worker.engine.requests import (
 from services.worker.engine.sampling import SamplingOptions
 
 __all__ = [
+    "WorkerPlace",
     "capture_segments",
     "describe",
     "event_message",
@@ -44,6 +46,15 @@ _FINISH_MESSAGE = {
     FinishReason.STOP: worker_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: worker_pb2.FINISH_REASON_LENGTH,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Which of several workers this one is, and what it does."""
+
+    worker_id: str
+    can_capture: bool = True
+    can_combine: bool = True
 
 
 def service_error(error: EngineError) -> HypicError:
@@ -169,7 +180,7 @@ def _served_part(part: ServedPart) -> worker_pb2.ServedPart:
     )
 
 
-def describe(served: ServedModel, worker_id: str, min_body: int) -> Iterator[worker_pb2.DescribeResponse]:
+def describe(served: ServedModel, place: WorkerPlace, min_body: int) -> Iterator[worker_pb2.DescribeResponse]:
     """The info message, then the tokenizer's bytes."""
     least_body = max(min_body, served.spec.conv_history, 1)
     profile = worker_pb2.Profile(
@@ -181,7 +192,7 @@ def describe(served: ServedModel, worker_id: str, min_body: int) -> Iterator[wor
         prime_tokens=len(served.prime_ids),
     )
     info = worker_pb2.WorkerInfo(
-        worker_id=worker_id,
+        worker_id=place.worker_id,
         model_name=served.name,
         model_revision=served.revision,
         family=served.spec.family,
@@ -193,8 +204,10 @@ def describe(served: ServedModel, worker_id: str, min_body: int) -> Iterator[wor
         eos_token=served.eos_token,
         vocab_size=served.spec.vocab_size,
         max_live_tokens=served.context_length,
-        can_capture=True,
-        can_combine=True,
+        can_capture=place.can_capture,
+        can_combine=place.can_combine,
+        state_bytes=served.state_bytes,
+        state_token_bytes=served.token_bytes,
     )
     yield worker_pb2.DescribeResponse(info=info)
     for start in range(0, len(served.tokenizer_json), CHUNK_BYTES):

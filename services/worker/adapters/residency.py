@@ -8,8 +8,9 @@ from hypic.v1 import cache_pb2, worker_pb2
 
 from services.common.errors import ConflictError, HypicError
 from services.common.telemetry import get_logger
-from services.worker.adapters.cache_client import CacheClient, Published
+from services.worker.adapters.cache_client import CacheClient, Published, WorkerReport
 from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.self_report import SelfReport
 from services.worker.adapters.tiered_states import Fetched, TieredStates
 from services.worker.engine.commands import Drop
 from services.worker.engine.loop import Engine
@@ -31,9 +32,15 @@ class Residency:
         self._cache = cache
         self._tier = tier
         self.tiers = tiers
+        self.myself = SelfReport(engine, tiers.policy)
         self._published: dict[bytes, cache_pb2.ResidentEntry] = {}
         self._storing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+
+    def begin_draining(self) -> None:
+        """Tell the directory at once that this worker takes nothing new."""
+        self.myself.is_draining = True
+        self._changed.set()
 
     async def take_back(self) -> int:
         """List what the tiers kept through a restart; the next heartbeat offers it to the directory. Returns how many."""
@@ -147,7 +154,10 @@ class Residency:
             HypicError: the cache service does not answer.
         """
         await self._find_tiers()
-        response = await self._cache.heartbeat(list(self._published.values()), await self._load())
+        await self.myself.refresh()
+        myself = self.myself
+        report = WorkerReport(list(self._published.values()), myself.load, myself.speeds, myself.is_draining)
+        response = await self._cache.heartbeat(report)
         await self.drop(response.drop_keys)
         return response.time_to_live_seconds
 
@@ -183,18 +193,6 @@ class Residency:
                 self._published.pop(key, None)
             elif (entry := self._published.get(key)) is not None:
                 entry.tier = tier
-
-    async def _load(self) -> cache_pb2.WorkerLoad:
-        def read(engine: Engine) -> cache_pb2.WorkerLoad:
-            store = engine.context.store
-            return cache_pb2.WorkerLoad(
-                num_requests_running=engine.num_running,
-                num_requests_waiting=engine.num_waiting,
-                state_bytes_used=store.used_bytes,
-                state_bytes_capacity=store.capacity_bytes,
-            )
-
-        return await self._engine.call(read)
 
     def _describe(self, engine: Engine, key: bytes, receipt: bytes) -> cache_pb2.ResidentEntry | None:
         state = engine.context.store.get(key)

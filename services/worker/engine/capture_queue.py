@@ -125,6 +125,12 @@ class CaptureQueue:
         return self._prime
 
     @property
+    def tokens_left(self) -> int:
+        """Tokens of segments that are not captured yet."""
+        orders = self._orders if self._pack is None else (*self._pack.orders, *self._orders)
+        return sum(len(order.segment.token_ids) for order in orders)
+
+    @property
     def num_prime_pages(self) -> int:
         """Pages that the prime holds for good."""
         return 0 if self._prime is None else len(self._prime.pages)
@@ -185,11 +191,12 @@ class CaptureQueue:
 
     def _keep(self, pack: _Pack, states: list[SegmentState]) -> None:
         seconds = time.monotonic() - pack.began_at
+        tokens = sum(len(order.segment.token_ids) for order in pack.orders)
         for order, state in zip(pack.orders, states, strict=True):
             if order.job.request_id in pack.cancelled:
                 self._context.pages.release(state.pages)
             else:
-                self._end(order, store_state(self._context, order.segment.key, state), seconds)
+                self._end(order, store_state(self._context, order.segment.key, state), seconds, tokens)
 
     def _line_up(self, orders: Sequence[_Order]) -> None:
         self._orders = deque(sorted(orders, key=lambda order: order.job.background))
@@ -219,5 +226,6 @@ class CaptureQueue:
             return False
         return True
 
-    def _end(self, order: _Order, reason: str, seconds: float) -> None:
-        order.job.sink(end_capture(self._context, order.segment.key, seconds, reason))
+    def _end(self, order: _Order, reason: str, seconds: float, pass_tokens: int = 0) -> None:
+        event = end_capture(self._context, order.segment.key, seconds, reason)
+        order.job.sink(replace(event, pass_tokens=pass_tokens))

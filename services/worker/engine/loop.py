@@ -86,6 +86,11 @@ class Engine:
         return len(self._combines.prompts) + len(self._cold.prompts) + len(self._running)
 
     @property
+    def capture_tokens_left(self) -> int:
+        """Tokens of segments that are ordered apart from prompts and not captured yet."""
+        return self._captures.tokens_left
+
+    @property
     def num_decoding(self) -> int:
         """Requests that decode."""
         return len(self._running)

@@ -135,12 +135,13 @@ class FailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class CaptureEvent:
-    """One segment's end. `reason` is empty when its state is stored."""
+    """One segment's end. `reason` is empty when its state is stored; pass_tokens: of all that shared its pass."""
 
     key: bytes
     size_bytes: int
     seconds: float
     reason: str = ""
+    pass_tokens: int = 0
 
 
 GenerateEvent = CaptureEvent | PrefilledEvent | TokenEvent | FinishedEvent | FailedEvent
