@@ -1,7 +1,7 @@
 """A worker that computes nothing: it replies with fixed text, and serves parts by the keys that it was told to hold."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import grpc
@@ -58,7 +58,10 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     deaths_before_first_token: int = 0
     dies_after_tokens: int = -1
     drops_states: bool = False
+    worker_id: str = "stub"
+    profile_digest: str = "profile-1"
     can_capture: bool = True
+    can_combine: bool = True
     is_draining: bool = False
     held: set[bytes] = field(default_factory=set)
     requests: list[worker_pb2.GenerateRequest] = field(default_factory=list)
@@ -72,13 +75,17 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.DescribeRequest,
         context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeResponse],
     ) -> AsyncIterator[worker_pb2.DescribeResponse]:
+        for message in self.describe():
+            yield message
+
+    def describe(self) -> Iterator[worker_pb2.DescribeResponse]:
         yield worker_pb2.DescribeResponse(
             info=worker_pb2.WorkerInfo(
-                worker_id="stub",
+                worker_id=self.worker_id,
                 model_name=MODEL_NAME,
                 model_revision="revision-1",
                 profile=worker_pb2.Profile(
-                    digest="profile-1",
+                    digest=self.profile_digest,
                     min_segment_tokens=MIN_SEGMENT_TOKENS,
                     min_body=MIN_BODY,
                     document_open="<|document_start|>",
@@ -89,7 +96,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
                 stop_token_ids=[SPECIAL_TOKENS.index("<|im_end|>")],
                 eos_token="<|im_end|>",
                 can_capture=self.can_capture,
-                can_combine=True,
+                can_combine=self.can_combine,
             )
         )
         content = self.tokenizer.to_str().encode()
@@ -206,3 +213,18 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.ServedPart(
             serving=part.serving, live_tokens=SEAM_WINDOW, captured_tokens=length - SEAM_WINDOW, tier="host"
         )
+
+
+@dataclass
+class StubPrefill(StubWorker):
+    """The same worker at another address, where it captures and does not combine; records are those of `behind`."""
+
+    behind: "StubWorker" = field(kw_only=True)
+
+    async def Capture(  # noqa: N802
+        self,
+        request: worker_pb2.CaptureRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CaptureRequest, worker_pb2.CaptureEvent],
+    ) -> AsyncIterator[worker_pb2.CaptureEvent]:
+        async for event in self.behind.Capture(request, context):
+            yield event

@@ -13,7 +13,7 @@ import typer
 from services.cli import keys, models, replay, simulate
 from services.cli.examples import client_examples
 from services.cli.orphans import end_with_supervisor
-from services.cli.supervisor import Stack, StackOptions, StackStartError
+from services.cli.supervisor import BOTH_ROLES, Stack, StackOptions, StackStartError
 
 __all__ = ["app", "main"]
 
@@ -49,6 +49,14 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class Role(StrEnum):
+    """What a worker of `hypic up` does."""
+
+    PREFILL = "prefill"
+    COMBINE = "combine"
+    BOTH = BOTH_ROLES
+
+
 @app.command()
 def router() -> None:
     """Serve the OpenAI-compatible API. Settings: HYPIC_ROUTER_…"""
@@ -79,12 +87,18 @@ def up(
     host: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0 takes a free one.")] = 8000,
     log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.INFO,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Number of workers; on GPUs one each.")] = 1,
+    role: Annotated[
+        list[Role] | None, typer.Option(help="What the first worker does, the second and so on; default: both.")
+    ] = None,
 ) -> None:
-    """Serve the whole stack on this machine: router, cache service and one worker, restarted when they die."""
+    """Serve the whole stack on this machine: router, cache service and workers, restarted when they die."""
     from services.common.telemetry import configure_logging
 
     configure_logging("supervisor", log_level, "console")
-    stack = Stack(StackOptions(checkpoint.resolve(), host, port, log_level))
+    roles = [one.value for one in role or []][:workers]
+    roles += [BOTH_ROLES] * (workers - len(roles))
+    stack = Stack(StackOptions(checkpoint.resolve(), host, port, log_level, roles=tuple(roles)))
     try:
         raise typer.Exit(asyncio.run(_serve_until_signal(stack)))
     except StackStartError as error:

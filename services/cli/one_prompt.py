@@ -9,7 +9,7 @@ from hypic.v1 import worker_pb2
 
 from services.common.content import content_hash
 from services.router.adapters.clients import Description
-from services.router.adapters.worker_watch import build_model
+from services.router.adapters.model_builder import build_model
 from services.router.domain.parts import PartKind, Prompt
 from services.router.domain.request import ChatPrompt, Document, Message, Role, Text
 from services.router.served_model import ServedModel

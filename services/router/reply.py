@@ -4,8 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.common.errors import InternalError
-from services.router.domain.explain import Explanation, PartExplanation, Seconds, Usage, explain_parts
-from services.router.domain.plan import Plan
+from services.router.domain.explain import (
+    Explanation,
+    PartExplanation,
+    Seconds,
+    Usage,
+    explain_parts,
+    explain_placing,
+)
+from services.router.domain.placing import PlacedPrompt
 from services.router.domain.ports import Finished, FinishReason, GenerateEvent, Prefilled, Tokens
 from services.router.domain.request import GenerationRequest
 from services.router.domain.stops import StopFilter
@@ -50,10 +57,10 @@ class Reply:
     """Consumes a worker's events in order; `is_done` is set once nothing more is wanted from it."""
 
     def __init__(
-        self, request: GenerationRequest, plan: Plan, planning: PlanningSeconds, detokenizer: Detokenizer
+        self, request: GenerationRequest, placed: PlacedPrompt, planning: PlanningSeconds, detokenizer: Detokenizer
     ) -> None:
         self._request = request
-        self._plan = plan
+        self._placed = placed
         self._planning = planning
         self._detokenizer = detokenizer
         self._stops = StopFilter(request.stop)
@@ -78,7 +85,7 @@ class Reply:
 
     def _take_prefilled(self, event: Prefilled, elapsed_seconds: float) -> Iterator[ReplyEvent]:
         try:
-            self._parts = explain_parts(self._plan, event)
+            self._parts = explain_parts(self._placed.plan, event)
         except ValueError as error:
             raise InternalError(str(error)) from error
         self._prefilled = event
@@ -119,4 +126,5 @@ class Reply:
             time_to_first_token=self._first_token_seconds,
         )
         options = self._request.options
-        return Done(reason, usage, Explanation(options.reuse, options.cold, self._parts, seconds))
+        placing = explain_placing(self._placed.schedule)
+        return Done(reason, usage, Explanation(options.reuse, options.cold, self._parts, seconds, placing))

@@ -408,6 +408,7 @@ class PromptPart(_message.Message):
     SERVING_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     CAPTURE_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     serving: Global___PartServing.ValueType
     key: _builtins.bytes
     """With SEGMENT: the stored key."""
@@ -419,6 +420,10 @@ class PromptPart(_message.Message):
         under this ticket. Once for each key.
         """
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSource]:
+        """With SEGMENT: other workers that hold the state, the preferred one first. Addresses are the directory's."""
+
     def __init__(
         self,
         *,
@@ -426,14 +431,39 @@ class PromptPart(_message.Message):
         serving: Global___PartServing.ValueType = ...,
         key: _builtins.bytes = ...,
         capture: Global___TicketRef | None = ...,
+        sources: _abc.Iterable[Global___StateSource] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "key", b"key", "serving", b"serving", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "key", b"key", "serving", b"serving", "sources", b"sources", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptPart: _TypeAlias = PromptPart  # noqa: Y015
+
+@_typing.final
+class StateSource(_message.Message):
+    """A worker from which a state may be fetched."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateSource: _TypeAlias = StateSource  # noqa: Y015
 
 @_typing.final
 class SnapshotRequest(_message.Message):
@@ -619,6 +649,8 @@ class ServedPart(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CAPTURED_TOKENS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FETCH_SECONDS_FIELD_NUMBER: _builtins.int
     serving: Global___PartServing.ValueType
     live_tokens: _builtins.int
     reused_tokens: _builtins.int
@@ -627,6 +659,10 @@ class ServedPart(_message.Message):
     """Why a part that was asked for as SEGMENT or PREFIX was computed instead; empty otherwise."""
     captured_tokens: _builtins.int
     """With SEGMENT: of a body whose state was computed for this request."""
+    source: _builtins.str
+    """The worker from which the state was fetched for this request; empty where it lay here."""
+    fetch_seconds: _builtins.float
+    """Of that fetch, or of one from a lower tier."""
     def __init__(
         self,
         *,
@@ -636,10 +672,12 @@ class ServedPart(_message.Message):
         tier: _builtins.str = ...,
         reason: _builtins.str = ...,
         captured_tokens: _builtins.int = ...,
+        source: _builtins.str = ...,
+        fetch_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_tokens", b"captured_tokens", "live_tokens", b"live_tokens", "reason", b"reason", "reused_tokens", b"reused_tokens", "serving", b"serving", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_tokens", b"captured_tokens", "fetch_seconds", b"fetch_seconds", "live_tokens", b"live_tokens", "reason", b"reason", "reused_tokens", b"reused_tokens", "serving", b"serving", "source", b"source", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -164,7 +164,7 @@ def test_sigterm_finishes_the_stream_and_exits_with_0() -> None:
         url = f"http://127.0.0.1:{(port := free_port())}"
         environment = {
             "HYPIC_ROUTER_PORT": str(port),
-            "HYPIC_ROUTER_WORKER_ADDRESS": f"127.0.0.1:{services.worker_port}",
+            "HYPIC_ROUTER_WORKERS": f"127.0.0.1:{services.worker_port}",
             "HYPIC_ROUTER_CACHE_ADDRESS": f"127.0.0.1:{services.cache_port}",
         }
         code = "from services.router.bootstrap import main; main()"

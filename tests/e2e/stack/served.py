@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -58,9 +58,10 @@ def is_running(pid: int) -> bool:
 class ServedStack:
     """`hypic up` on free ports. `variables` are settings beside those that tests need to see inside."""
 
-    def __init__(self, checkpoint: Path, log: Path, variables: Mapping[str, str]) -> None:
+    def __init__(self, checkpoint: Path, log: Path, variables: Mapping[str, str], options: Sequence[str] = ()) -> None:
         self._checkpoint = checkpoint
         self._log = log
+        self._options = options
         self._metrics_ports = {"worker": free_port(), "cache": free_port()}
         self._variables = {
             "HYPIC_WORKER_METRICS_PORT": str(self._metrics_ports["worker"]),
@@ -73,7 +74,7 @@ class ServedStack:
         self.base_url = ""
 
     def __enter__(self) -> Self:
-        command = ["up", "--checkpoint", str(self._checkpoint), "--port", "0"]
+        command = ["up", "--checkpoint", str(self._checkpoint), "--port", "0", *self._options]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "services.cli.main", *command],
@@ -98,8 +99,11 @@ class ServedStack:
         self._end()
 
     def pid(self, name: str) -> int:
-        """The present process of a service; 0 between two restarts."""
-        found = [pid for pid in child_pids(self.process.pid) if _read_proc(pid, "cmdline")[-1:] == [name]]
+        """The present process of a service, or of a worker by its id; 0 between two restarts."""
+        service = "worker" if name.startswith("worker") else name
+        found = [pid for pid in child_pids(self.process.pid) if _read_proc(pid, "cmdline")[-1:] == [service]]
+        if name != service:
+            found = [pid for pid in found if self._environment_of(pid).get("HYPIC_WORKER_WORKER_ID") == name]
         return found[0] if found else 0
 
     def pids(self) -> list[int]:
@@ -123,15 +127,20 @@ class ServedStack:
         wait_until(lambda: self.http.get("/health/ready").status_code == 200, 60)
 
     def address(self, name: str) -> str:
-        """Where the worker or the cache service listens."""
-        return self.environment()[f"HYPIC_{name.upper()}_LISTEN_ADDRESS"]
+        """Where a worker or the cache service listens."""
+        service = name.partition("-")[0]
+        return self._environment_of(self.pid(name))[f"HYPIC_{service.upper()}_LISTEN_ADDRESS"]
 
     def environment(self) -> dict[str, str]:
         """The settings of the supervisor's children, for one more process beside them."""
-        variables = dict(entry.split("=", 1) for entry in _read_proc(self.pid("router"), "environ"))
+        variables = self._environment_of(self.pid("router"))
         # Whoever carries it ends unless the supervisor is its parent.
         del variables[SUPERVISOR_VARIABLE]
         return variables
+
+    @staticmethod
+    def _environment_of(pid: int) -> dict[str, str]:
+        return dict(entry.split("=", 1) for entry in _read_proc(pid, "environ") if entry)
 
     def gauge(self, service: str, name: str, labels: str = "") -> float:
         """The sum of a metric's samples whose labels hold this text; a service that is restarting has none: NaN."""
