@@ -3,24 +3,23 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from typing import TypeVar
 
 import grpc
-from blake3 import blake3
 from hypic.v1 import worker_pb2, worker_pb2_grpc
 
-from services.blob.errors import BlobError
-from services.blob.planes import Plane
-from services.blob.reader import StateReader
 from services.common.errors import InvalidRequestError, NotFoundError, UnavailableError
-from services.common.rpc import CHUNK_BYTES
 from services.worker.adapters import messages
+from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.prompt_fetch import PromptFetch
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel
+from services.worker.adapters.state_sender import StateSender
+from services.worker.adapters.tiered_states import Fetched, WantedState
 from services.worker.engine.commands import Cancel, Submit, SubmitCapture
 from services.worker.engine.requests import (
     CaptureEvent,
@@ -31,18 +30,20 @@ from services.worker.engine.requests import (
     GenerateEvent,
     GenerateRequest,
     PrefilledEvent,
-    Serving,
     TokenEvent,
 )
 
 __all__ = ["WorkerService"]
 
 Event = TypeVar("Event")
-_POLL_SECONDS = 0.02
+# Layers of states on their way out that are in memory at once.
+_FETCH_BYTES = 256 << 20
 
 
 class _Publishing:
-    """Publishes the states of one request beside its reply: no token waits for a slow cache service."""
+    """Publishes the states of one request beside its reply, copies of other workers' too: no token waits for a slow cache
+    service.
+    """
 
     def __init__(self, residency: Residency, tickets: Mapping[bytes, worker_pb2.TicketRef]) -> None:
         self._residency = residency
@@ -52,6 +53,11 @@ class _Publishing:
     def start(self, key: bytes, size_bytes: int) -> None:
         """Begin with a state that the store holds; one that is refused is dropped."""
         publish = self._residency.publish(key, self._tickets[key], size_bytes)
+        self._tasks.append(asyncio.create_task(publish))
+
+    def start_copy(self, key: bytes, fetched: Fetched) -> None:
+        """Begin with a state that came from another worker; one that is refused goes with the request."""
+        publish = self._residency.publish_copy(key, fetched.source, fetched.receipt)
         self._tasks.append(asyncio.create_task(publish))
 
     async def wait(self) -> None:
@@ -75,6 +81,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         engine: EngineThread,
         residency: Residency,
         metrics: WorkerMetrics,
+        fetch_bytes: int = _FETCH_BYTES,
     ) -> None:
         self._served = served
         self._place = place
@@ -82,6 +89,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._engine = engine
         self._residency = residency
         self._metrics = metrics
+        self._sender = StateSender(residency.tiers, residency.receipt_of, ByteBudget(fetch_bytes))
 
     async def Describe(  # noqa: N802 # the name is the protocol's
         self,
@@ -107,9 +115,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         ordered = {part.key: part.capture for part in request.parts if part.HasField("capture")}
         tickets = ordered | {order.key: order.ticket for order in request.snapshots}
         publishing = _Publishing(self._residency, tickets)
+        wanted = messages.wanted_states(request)
         try:
             await self._residency.forget_ordered(ordered)
-            fetch = await self._fetch(job)
+            fetch = await self._fetch(job, wanted)
             await self._engine.call(Submit(job))
             async for event in _until_finished(events):
                 if isinstance(event, CaptureEvent):
@@ -127,6 +136,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     self._on_prefilled(event)
                     for snapshot in event.snapshots:
                         publishing.start(snapshot.key, snapshot.size_bytes)
+                    for key, fetched in fetch.from_workers.items():
+                        publishing.start_copy(key, fetched)
                 self._metrics.generation_tokens.inc(isinstance(event, TokenEvent))
         except EngineError as error:
             raise messages.service_error(error) from error
@@ -134,6 +145,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             publishing.cancel()
             self._engine.post(Cancel(call_id))
             await asyncio.shield(self._residency.abandon(tickets))
+            await asyncio.shield(self._residency.give_back(wanted.keys()))
 
     async def Capture(  # noqa: N802
         self,
@@ -167,16 +179,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             raise NotFoundError(
                 "this worker's ranks hold shares of its states, which leave it for no one; compute the part"
             )
-        reader = await self._wait_for_state(request.key, request.wait_seconds)
-        header = reader.prefix
-        try:
-            for layer in range(request.from_layer, reader.header.num_layers):
-                for plane in await asyncio.to_thread(reader.read_layer, layer):
-                    for chunk in _plane_chunks(request.key, plane):
-                        chunk.header, header = header, b""
-                        yield chunk
-        except (BlobError, OSError) as error:
-            raise UnavailableError(f"the state cannot be read any more: {error}") from error
+        async with aclosing(self._sender.send(request)) as sent:
+            async for message in sent:
+                yield message
 
     async def Report(  # noqa: N802
         self,
@@ -195,12 +200,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """See worker.proto."""
         return worker_pb2.DropResponse(num_dropped=await self._residency.drop(request.keys))
 
-    async def _fetch(self, job: GenerateRequest) -> PromptFetch:
-        """Bring what lies in lower tiers up before the prompt takes its place in the line."""
+    async def _fetch(self, job: GenerateRequest, wanted: Mapping[bytes, WantedState]) -> PromptFetch:
+        """Bring what lies elsewhere into the engine's memory before the prompt takes its place in the line."""
         began = time.monotonic()
-        segments = {part.key: part.token_ids for part in job.parts if part.serving is Serving.SEGMENT}
-        found = await self._residency.fetch(segments)
-        return PromptFetch(tuple(found.get(part.key) for part in job.parts), time.monotonic() - began if found else 0.0)
+        found = await self._residency.fetch(wanted)
+        return PromptFetch(
+            tuple(found.get(part.key) for part in job.parts),
+            time.monotonic() - began if found else 0.0,
+            {key: one for key, one in found.items() if one.source},
+        )
 
     def _on_captured(self, event: CaptureEvent) -> None:
         self._metrics.on_capture(event)
@@ -231,16 +239,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             seconds=event.seconds,
         )
 
-    async def _wait_for_state(self, key: bytes, wait_seconds: float) -> StateReader:
-        clock = asyncio.get_running_loop()
-        deadline = clock.time() + wait_seconds
-        while (reader := await self._residency.tiers.read(key)) is None:
-            # Written so that a wait that is no number ends at once.
-            if not clock.time() < deadline:
-                raise NotFoundError("the worker holds no segment state under this key")
-            await asyncio.sleep(_POLL_SECONDS)
-        return reader
-
 
 def _sink_to(events: "asyncio.Queue[Event]") -> Callable[[Event], None]:
     """A sink for the engine's thread that fills a queue of this thread's event loop."""
@@ -264,14 +262,3 @@ async def _until_finished(
         yield event
         if isinstance(event, FinishedEvent):
             return
-
-
-def _plane_chunks(key: bytes, plane: Plane) -> Iterator[worker_pb2.Chunk]:
-    """At least one, for a plane without bytes has a checksum too."""
-    starts = range(0, max(len(plane.data), 1), CHUNK_BYTES)
-    for start in starts:
-        data = bytes(plane.data[start : start + CHUNK_BYTES])
-        chunk = worker_pb2.Chunk(key=key, layer=plane.layer, plane=plane.name, offset=start, data=data)
-        if start == starts[-1]:
-            chunk.checksum = blake3(plane.data).digest()
-        yield chunk

@@ -18,12 +18,14 @@ from prometheus_client import CollectorRegistry
 from services.common.rpc import HealthSwitch, create_channel, create_server
 from services.common.telemetry import get_logger, serve_metrics
 from services.worker.adapters.blob_tiers import BlobTiers
+from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.followers import Followers
 from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.metrics import WorkerMetrics
+from services.worker.adapters.peer_states import PeerStates
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel, read_served_model
 from services.worker.adapters.tier_builder import TierError, build_stores
@@ -111,7 +113,7 @@ async def _serve(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settings.drain_seconds):
                 await worker.residency.settle()
-        worker.residency.tiers.close()
+        await worker.residency.tiers.close()
         engine.stop()
     await channel.close()
     return status
@@ -202,10 +204,11 @@ def _assemble(
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
     tiers = BlobTiers(served, stores, metrics)
-    states = TieredStates(engine, served, tiers, metrics, settings.fetch_seconds)
+    peers = PeerStates(served, settings.reached_at, ByteBudget(settings.fetch_bytes))
+    states = TieredStates(engine, served, tiers, peers, metrics, settings.fetch_seconds)
     residency = Residency(engine, CacheClient(channel, identity), tier, states)
     place = WorkerPlace(settings.worker_id, settings.can_capture, settings.can_combine)
-    service = WorkerService(served, place, settings.min_body, engine, residency, metrics)
+    service = WorkerService(served, place, settings.min_body, engine, residency, metrics, settings.fetch_bytes)
     return _Worker(service, residency, engine, tiers, metrics, registry)
 
 

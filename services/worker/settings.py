@@ -101,6 +101,11 @@ class WorkerSettings(ServiceSettings):
     redis_blob_max_bytes: int = Field(
         default=8 * _MIB, ge=1, description="larger states stay out of Redis, where reading them takes too long"
     )
+    fetch_bytes: int = Field(
+        default=256 * _MIB,
+        ge=_MIB,
+        description="bytes of states that are in memory on their way to other workers, and as many on their way from them",
+    )
     fetch_seconds: float = Field(
         default=5.0, gt=0.0, description="longest wait of a prompt for stored states; then they are computed in place"
     )

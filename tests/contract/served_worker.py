@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry
 
 from services.common.content import HASH_BYTES
 from services.worker.adapters.blob_tiers import BlobTiers
+from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.metrics import WorkerMetrics
+from services.worker.adapters.peer_states import PeerStates
 from services.worker.adapters.served_model import ServedModel, read_served_model
 from services.worker.adapters.tiered_states import TieredStates
 from services.worker.engine.requests import CaptureEvent, CaptureJob, CaptureSegment
@@ -83,10 +85,11 @@ async def run_engine(
     await engine.start()
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
-    tiers = TieredStates(engine, served, BlobTiers(served, stores, metrics), metrics, fetch_seconds)
+    peers = PeerStates(served, "127.0.0.1:1", ByteBudget(1 << 26))
+    tiers = TieredStates(engine, served, BlobTiers(served, stores, metrics), peers, metrics, fetch_seconds)
     yield EngineWithTiers(engine, served, tiers, registry, metrics)
     await engine.call(lambda running: running.check_integrity())
     for store in stores:
         store.check_integrity()
-    tiers.close()
+    await tiers.close()
     engine.stop()

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from services.blob.encodings import StateEncoding
+from services.blob.planes import Plane
 from services.blob.reader import BlobSource
-from services.worker.adapters.tiered_states import Fetched
+from services.worker.adapters.readable_states import ReadableState
+from services.worker.adapters.tiered_states import Fetched, WantedState
 from services.worker.tiers.disk import DiskStore
 from services.worker.tiers.host import HostStore
 from tests.contract.served_worker import CALL_SECONDS, IDS, KEY, EngineWithTiers, run_engine
@@ -26,7 +28,13 @@ async def _store(running: EngineWithTiers) -> None:
 
 
 async def _fetch(running: EngineWithTiers) -> Fetched | None:
-    return await running.tiers.fetch(KEY, IDS, ())
+    return await running.tiers.fetch(KEY, WantedState(IDS), ())
+
+
+async def _planes(state: ReadableState) -> list[list[Plane]]:
+    planes = [layer async for layer in state.layers(0)]
+    await state.close()
+    return planes
 
 
 def _file(directory: Path) -> Path:
@@ -49,7 +57,7 @@ async def test_down_and_up(tmp_path: Path) -> None:
             near.delete(KEY)
         assert running.count("demotions", "host") == running.count("demotions", "disk") == 3
         await running.tiers.store(OTHER, b"", lambda: True)
-        assert await running.tiers.fetch(OTHER, IDS, ()) is None
+        assert await running.tiers.fetch(OTHER, WantedState(IDS), ()) is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,7 @@ async def test_a_restart_takes_back_what_is_of_use(tmp_path: Path) -> None:
         await running.drop()
         stored = await running.tiers.read(KEY)
         assert stored is not None
-        assert list(fetched.layers()) == list(stored.layers())
+        assert await _planes(fetched) == await _planes(stored)
     async with run_engine(tmp_path, [DiskStore(tmp_path / "disk", ROOM)], profile='end_state = "float8"') as running:
         assert await running.tiers.take_back() == []
         assert running.count("corrupt_blobs", "disk") == 0
@@ -120,7 +128,9 @@ async def test_a_restart_takes_back_what_is_of_use(tmp_path: Path) -> None:
 async def test_a_blob_of_another_profile_or_segment(tmp_path: Path) -> None:
     async with run_engine(tmp_path, [DiskStore(tmp_path / "disk", ROOM)]) as running:
         await _store(running)
-        assert await running.tiers.fetch(KEY, (*IDS[:-1], IDS[-1] ^ 1), ()) == Fetched(reason="blob_foreign")
+        assert await running.tiers.fetch(KEY, WantedState((*IDS[:-1], IDS[-1] ^ 1)), ()) == Fetched(
+            reason="blob_foreign"
+        )
         await _store(running)
     async with run_engine(tmp_path, [DiskStore(tmp_path / "disk", ROOM)], profile='end_state = "float8"') as running:
         assert await _fetch(running) == Fetched(reason="blob_foreign")
@@ -227,7 +237,7 @@ async def test_a_tier_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
         running.tiers.policy.engine.observe(seconds=0.001, num_tokens=1000)
         assert await _fetch(running) == Fetched(reason="fetch_timeout")
         await running.drop(OTHER)
-        assert await running.tiers.fetch(OTHER, IDS, ()) == Fetched(reason="fetch_slower")
+        assert await running.tiers.fetch(OTHER, WantedState(IDS), ()) == Fetched(reason="fetch_slower")
         store.may_open.set()
         while await _fetch(running) == Fetched(reason="fetch_timeout"):
             pass

@@ -372,6 +372,11 @@ class Chunk(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    LAYER_PLANES_FIELD_NUMBER: _builtins.int
+    LAYER_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     layer: _builtins.int
     plane: _builtins.str
@@ -380,7 +385,18 @@ class Chunk(_message.Message):
     checksum: _builtins.bytes
     """With the last chunk of a plane: BLAKE3 of the plane's bytes."""
     header: _builtins.bytes
-    """With the first chunk of a state: its blob's header (services/blob/layout.py): everything before the header's checksum."""
+    """The first message, alone: a blob's header (services/blob/layout.py) with its checksum. It describes no planes, which may not
+    be there yet.
+    """
+    dtype: _builtins.str
+    """With the first chunk of a plane, by safetensors' names."""
+    layer_planes: _builtins.int
+    """With the first chunk of a layer: its planes, and the bytes of all of them."""
+    layer_bytes: _builtins.int
+    receipt: _builtins.bytes
+    """The last message, alone: the directory's receipt of the sender's copy; empty where it is not published."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -391,10 +407,15 @@ class Chunk(_message.Message):
         data: _builtins.bytes = ...,
         checksum: _builtins.bytes = ...,
         header: _builtins.bytes = ...,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        layer_planes: _builtins.int = ...,
+        layer_bytes: _builtins.int = ...,
+        receipt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data", "header", b"header", "key", b"key", "layer", b"layer", "offset", b"offset", "plane", b"plane"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data", "dtype", b"dtype", "header", b"header", "key", b"key", "layer", b"layer", "layer_bytes", b"layer_bytes", "layer_planes", b"layer_planes", "offset", b"offset", "plane", b"plane", "receipt", b"receipt", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,7 +84,7 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """The planes of one state, layer by layer, 1 MiB chunks. Closing the stream cancels.
+        """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,7 @@ class WorkerServiceStub:
     Capture: _grpc.UnaryStreamMultiCallable[_worker_pb2.CaptureRequest, _worker_pb2.CaptureEvent]
     """Computes and publishes segment states. One event a segment, in the order in which they end."""
     Fetch: _grpc.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.Chunk]
-    """The planes of one state, layer by layer, 1 MiB chunks. Closing the stream cancels."""
+    """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
     Generate: _grpc.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateEvent]
     """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
     Drop: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]
@@ -52,7 +52,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Capture: _aio.UnaryStreamMultiCallable[_worker_pb2.CaptureRequest, _worker_pb2.CaptureEvent]  # type: ignore[assignment]
     """Computes and publishes segment states. One event a segment, in the order in which they end."""
     Fetch: _aio.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.Chunk]  # type: ignore[assignment]
-    """The planes of one state, layer by layer, 1 MiB chunks. Closing the stream cancels."""
+    """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
     Generate: _aio.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateEvent]  # type: ignore[assignment]
     """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
     Drop: _aio.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]  # type: ignore[assignment]
@@ -83,7 +83,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.FetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.Chunk], _abc.AsyncIterator[_worker_pb2.Chunk]]:
-        """The planes of one state, layer by layer, 1 MiB chunks. Closing the stream cancels."""
+        """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
 
     @_abc_1.abstractmethod
     def Generate(

@@ -8,7 +8,9 @@ from hypic.v1 import worker_pb2
 from services.common.content import HASH_BYTES
 from services.common.errors import HypicError, InternalError, InvalidRequestError, OverloadedError
 from services.common.rpc import CHUNK_BYTES
+from services.worker.adapters.peer_states import Source
 from services.worker.adapters.served_model import ServedModel
+from services.worker.adapters.tiered_states import WantedState
 from services.worker.engine.requests import (
     CaptureSegment,
     EngineError,
@@ -34,6 +36,7 @@ __all__ = [
     "event_message",
     "generate_request",
     "service_error",
+    "wanted_states",
 ]
 
 _SERVING = {
@@ -64,6 +67,17 @@ def service_error(error: EngineError) -> HypicError:
     if isinstance(error, EngineFullError):
         return OverloadedError(str(error))
     return InternalError(str(error))
+
+
+def wanted_states(message: worker_pb2.GenerateRequest) -> dict[bytes, WantedState]:
+    """What a checked request's segments need, by key."""
+    return {
+        part.key: WantedState(
+            tuple(part.token_ids), tuple(Source(source.worker_id, source.address) for source in part.sources)
+        )
+        for part in message.parts
+        if part.serving == worker_pb2.PART_SERVING_SEGMENT
+    }
 
 
 def generate_request(
@@ -177,6 +191,8 @@ def _served_part(part: ServedPart) -> worker_pb2.ServedPart:
         tier=part.tier,
         reason=part.reason,
         captured_tokens=part.captured_tokens,
+        source=part.source,
+        fetch_seconds=part.fetch_seconds,
     )
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from hypic.v1 import cache_pb2, worker_pb2
 
@@ -11,7 +13,7 @@ from services.common.telemetry import get_logger
 from services.worker.adapters.cache_client import CacheClient, Published, WorkerReport
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.self_report import SelfReport
-from services.worker.adapters.tiered_states import Fetched, TieredStates
+from services.worker.adapters.tiered_states import Fetched, TieredStates, WantedState
 from services.worker.engine.commands import Drop
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
@@ -36,6 +38,9 @@ class Residency:
         self._published: dict[bytes, cache_pb2.ResidentEntry] = {}
         self._storing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        # How many prompts use a state, and those that came from other workers.
+        self._borrowed: Counter[bytes] = Counter()
+        self._foreign: set[bytes] = set()
 
     def begin_draining(self) -> None:
         """Tell the directory at once that this worker takes nothing new."""
@@ -60,13 +65,23 @@ class Residency:
 
         A copy that an earlier publish made visible stays, whatever becomes of this one.
         """
+        refusal = await self._publish(key, lambda: self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes))
+        return await self._refuse(key, refusal) if refusal else ""
+
+    async def publish_copy(self, key: bytes, holder_id: str, receipt: bytes) -> str:
+        """Publish a state that came from another worker. Returns why it is not published; empty when it is."""
+        if not receipt:
+            return "holder_not_published"
+        return await self._publish(key, lambda: self._cache.publish_copy(key, holder_id, receipt))
+
+    async def _publish(self, key: bytes, call: Callable[[], Awaitable[Published]]) -> str:
         try:
-            published = await self._publish_known(key, ticket, size_bytes)
+            published = await self._publish_known(call)
         except HypicError as error:
             get_logger().warning("publish_failed", error=str(error))
-            return await self._refuse(key, "cache_unavailable")
+            return "cache_unavailable"
         if published.refusal:
-            return await self._refuse(key, published.refusal)
+            return published.refusal
         entry = await self._engine.call(lambda engine: self._describe(engine, key, published.receipt))
         if entry is None:
             return "state_dropped"
@@ -75,19 +90,43 @@ class Residency:
         self._store_behind(entry)
         return ""
 
-    async def fetch(self, segments: Mapping[bytes, tuple[int, ...]]) -> dict[bytes, Fetched]:
-        """Bring the states of a prompt's segments that lie in lower tiers into the engine's memory; what became of each."""
-        lower = [key for key in segments if key in self._published and self.tiers.tier_of(key)]
-        if not lower:
+    async def fetch(self, segments: Mapping[bytes, WantedState]) -> dict[bytes, Fetched]:
+        """Bring the states of a prompt's segments that lie elsewhere into the engine's memory; what became of each.
+
+        Elsewhere: in lower tiers of what this worker has published, or with other workers. What came from those and is not
+        published here stays until everybody who asked for it has called `give_back`.
+        """
+        listed = {key for key in segments if key in self._published and self.tiers.tier_of(key)}
+        asked = [key for key, one in segments.items() if key in listed or one.sources]
+        self._borrowed.update(segments.keys())
+        if not asked:
             return {}
-        here = await self._engine.call(lambda engine: {key for key in lower if key in engine.context.store})
-        wanted = [key for key in lower if key not in here]
-        found = await asyncio.gather(*(self.tiers.fetch(key, segments[key], segments.keys()) for key in wanted))
+        here = await self._engine.call(lambda engine: {key for key in asked if key in engine.context.store})
+        wanted = {key: replace(segments[key], is_listed=key in listed) for key in asked if key not in here}
+        found = await asyncio.gather(*(self.tiers.fetch(key, one, segments.keys()) for key, one in wanted.items()))
+        fetched = {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
+        self._foreign.update(key for key, one in fetched.items() if one.source)
         # What has been dropped on the way must not come back with it.
-        await self._drop_from_engine([key for key in wanted if key not in self._published])
-        if any(not self.tiers.tier_of(key) for key in wanted):
+        dropped = [key for key in listed & fetched.keys() if key not in self._published]
+        await self._drop_from_engine([key for key in dropped if not fetched[key].source])
+        if any(not self.tiers.tier_of(key) for key in listed & wanted.keys()):
             self._changed.set()
-        return {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
+        return fetched
+
+    async def give_back(self, keys: Collection[bytes]) -> None:
+        """A prompt that has called `fetch` for these keys has ended."""
+        self._borrowed.subtract(keys)
+        unwanted = [key for key in keys if self._borrowed[key] <= 0]
+        for key in unwanted:
+            del self._borrowed[key]
+        foreign = [key for key in unwanted if key in self._foreign]
+        self._foreign.difference_update(foreign)
+        await self._drop_from_engine([key for key in foreign if key not in self._published])
+
+    def receipt_of(self, key: bytes) -> bytes:
+        """The directory's receipt of a published state; empty of another."""
+        entry = self._published.get(key)
+        return b"" if entry is None else entry.receipt
 
     async def settle(self) -> None:
         """Wait until everything published so far lies in the tiers."""
@@ -118,13 +157,13 @@ class Residency:
         await self.drop([key])
         return reason
 
-    async def _publish_known(self, key: bytes, ticket: worker_pb2.TicketRef, size_bytes: int) -> Published:
+    async def _publish_known(self, call: Callable[[], Awaitable[Published]]) -> Published:
         """A directory that has just started does not know this worker: it is told, then asked again."""
         try:
-            return await self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes)
+            return await call()
         except ConflictError:
             await self.report()
-            return await self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes)
+            return await call()
 
     async def drop(self, keys: Iterable[bytes]) -> int:
         """Make states unreachable here; returns how many were there."""

@@ -75,6 +75,7 @@ class ServedPart:
     """What became of a part. reason: why a part that was to be reused was computed; tier: where its state lay.
 
     captured_tokens: of a body whose state this request has computed; live, reused and captured tokens are the whole part.
+    source, fetch_seconds: the worker from which the state was fetched for it, and how long that took.
     """
 
     serving: Serving
@@ -83,6 +84,8 @@ class ServedPart:
     tier: str = ""
     reason: str = ""
     captured_tokens: int = 0
+    source: str = ""
+    fetch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
