@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, suppress
 from typing import TypeVar
 
 import grpc
@@ -70,6 +70,33 @@ class _Publishing:
             task.cancel()
 
 
+class _RunningCalls:
+    """How many calls do work for somebody."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._none_left = asyncio.Event()
+
+    def begin(self) -> ExitStack:
+        """Count a call until the stack is closed."""
+        self._number += 1
+        ending = ExitStack()
+        ending.callback(self._end)
+        return ending
+
+    def _end(self) -> None:
+        self._number -= 1
+        self._none_left.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Until none is left, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._number:
+                    self._none_left.clear()
+                    await self._none_left.wait()
+
+
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """One model's service. While the worker drains, new work is refused and streams run out."""
 
@@ -89,7 +116,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._engine = engine
         self._residency = residency
         self._metrics = metrics
+        self._running = _RunningCalls()
         self._sender = StateSender(residency.tiers, residency.receipt_of, ByteBudget(fetch_bytes))
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, and wait so long for what runs; states are still given to others meanwhile."""
+        self._residency.begin_draining()
+        await self._running.wait(seconds)
 
     async def Describe(  # noqa: N802 # the name is the protocol's
         self,
@@ -116,6 +149,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         tickets = ordered | {order.key: order.ticket for order in request.snapshots}
         publishing = _Publishing(self._residency, tickets)
         wanted = messages.wanted_states(request)
+        counted = self._running.begin()
+        self._residency.use(wanted)
         try:
             await self._residency.forget_ordered(ordered)
             fetch = await self._fetch(job, wanted)
@@ -144,8 +179,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         finally:
             publishing.cancel()
             self._engine.post(Cancel(call_id))
-            await asyncio.shield(self._residency.abandon(tickets))
-            await asyncio.shield(self._residency.give_back(wanted.keys()))
+            counted.close()
+            await asyncio.shield(self._residency.leave(tickets, wanted.keys()))
 
     async def Capture(  # noqa: N802
         self,
@@ -159,6 +194,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         segments = messages.capture_segments(request, self._served.spec.vocab_size)
         tickets = {segment.key: segment.ticket for segment in request.segments}
         job = CaptureJob(call_id, segments, _sink_to(events), request.background)
+        counted = self._running.begin()
         try:
             await self._engine.call(SubmitCapture(job))
             for _ in segments:
@@ -167,7 +203,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 yield await self._publish_capture(event, tickets[event.key])
         finally:
             self._engine.post(Cancel(call_id))
-            await asyncio.shield(self._residency.abandon(tickets))
+            counted.close()
+            await asyncio.shield(self._residency.leave(tickets, ()))
 
     async def Fetch(  # noqa: N802
         self,

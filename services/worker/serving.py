@@ -40,6 +40,8 @@ from services.worker.tiers.port import BlobStore
 __all__ = ["serve"]
 
 _GAUGE_SECONDS = 1.0
+# For states that are on their way to other workers when everything else has ended.
+_LEAVING_SECONDS = 1.0
 # For calls under way to hear of the end of a group that has lost a rank.
 _LAST_SECONDS = 5.0
 
@@ -103,9 +105,10 @@ async def _serve(
     get_logger().info("worker_ready", port=port, model=served.name, profile=served.profile_digest[:12], states=num_kept)
     status = await ended.wait()
     get_logger().info("worker_draining", seconds=settings.drain_seconds)
-    worker.residency.begin_draining()
     await health.set_ready(False)
-    await server.stop(settings.drain_seconds if status == 0 else 0.0)
+    if status == 0:
+        await worker.service.drain(settings.drain_seconds)
+    await server.stop(_LEAVING_SECONDS if status == 0 else 0.0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

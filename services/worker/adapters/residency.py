@@ -39,7 +39,7 @@ class Residency:
         self._storing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         # How many prompts use a state, and those that came from other workers.
-        self._borrowed: Counter[bytes] = Counter()
+        self._used: Counter[bytes] = Counter()
         self._foreign: set[bytes] = set()
 
     def begin_draining(self) -> None:
@@ -90,15 +90,18 @@ class Residency:
         self._store_behind(entry)
         return ""
 
+    def use(self, keys: Iterable[bytes]) -> None:
+        """A prompt uses these states until it calls `leave`."""
+        self._used.update(list(keys))
+
     async def fetch(self, segments: Mapping[bytes, WantedState]) -> dict[bytes, Fetched]:
         """Bring the states of a prompt's segments that lie elsewhere into the engine's memory; what became of each.
 
         Elsewhere: in lower tiers of what this worker has published, or with other workers. What came from those and is not
-        published here stays until everybody who asked for it has called `give_back`.
+        published here stays until every prompt that uses it has called `leave`.
         """
         listed = {key for key in segments if key in self._published and self.tiers.tier_of(key)}
         asked = [key for key, one in segments.items() if key in listed or one.sources]
-        self._borrowed.update(segments.keys())
         if not asked:
             return {}
         here = await self._engine.call(lambda engine: {key for key in asked if key in engine.context.store})
@@ -113,12 +116,11 @@ class Residency:
             self._changed.set()
         return fetched
 
-    async def give_back(self, keys: Collection[bytes]) -> None:
-        """A prompt that has called `fetch` for these keys has ended."""
-        self._borrowed.subtract(keys)
-        unwanted = [key for key in keys if self._borrowed[key] <= 0]
+    async def _give_back(self, keys: Collection[bytes]) -> None:
+        self._used.subtract(list(keys))
+        unwanted = [key for key in keys if self._used[key] <= 0]
         for key in unwanted:
-            del self._borrowed[key]
+            del self._used[key]
         foreign = [key for key in unwanted if key in self._foreign]
         self._foreign.difference_update(foreign)
         await self._drop_from_engine([key for key in foreign if key not in self._published])
@@ -182,9 +184,10 @@ class Residency:
     async def _drop_from_engine(self, keys: Sequence[bytes]) -> int:
         return await self._engine.call(Drop(tuple(keys))) if keys else 0
 
-    async def abandon(self, keys: Iterable[bytes]) -> None:
-        """Drop states of a request that ended before they were published."""
-        await self.drop([key for key in keys if key not in self._published])
+    async def leave(self, ordered: Iterable[bytes], used: Collection[bytes]) -> None:
+        """A request has ended: what it ordered and has not published is dropped, what it used of other workers given back."""
+        await self.drop([key for key in ordered if key not in self._published])
+        await self._give_back(used)
 
     async def report(self) -> float:
         """One heartbeat; drops what the directory names. Returns the seconds for which the directory believes it.

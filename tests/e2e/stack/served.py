@@ -4,10 +4,12 @@ import asyncio
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -18,9 +20,8 @@ from hypic.v1 import cache_pb2, cache_pb2_grpc
 from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port, grpc_ready
 
-__all__ = ["SERVICES", "ServedStack", "child_pids", "is_running", "wait_until"]
+__all__ = ["ServedStack", "child_pids", "is_running", "wait_until"]
 
-SERVICES = ("cache", "worker", "router")
 _START_SECONDS = 90.0
 _END_SECONDS = 60.0
 
@@ -47,6 +48,19 @@ def _read_proc(pid: int, name: str) -> list[str]:
         return []
 
 
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on now."""
+    while True:
+        first = free_port()
+        with ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probes.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
+
+
 def is_running(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
@@ -56,15 +70,24 @@ def is_running(pid: int) -> bool:
 
 
 class ServedStack:
-    """`hypic up` on free ports. `variables` are settings beside those that tests need to see inside."""
+    """`hypic up` on free ports.
 
-    def __init__(self, checkpoint: Path, log: Path, variables: Mapping[str, str], options: Sequence[str] = ()) -> None:
+    `variables` are settings beside those that tests need to see inside; `workers` the role of each.
+    """
+
+    def __init__(
+        self, checkpoint: Path, log: Path, variables: Mapping[str, str], workers: Sequence[str] = ("both",)
+    ) -> None:
         self._checkpoint = checkpoint
         self._log = log
-        self._options = options
-        self._metrics_ports = {"worker": free_port(), "cache": free_port()}
+        self.workers = ("worker",) if len(workers) == 1 else tuple(f"worker-{index}" for index in range(len(workers)))
+        self._options = ["--workers", str(len(workers))]
+        for role in workers:
+            self._options += ["--role", "prefill,combine" if role == "both" else role]
+        first = free_ports(len(workers))
+        self._metrics_ports = {name: first + index for index, name in enumerate(self.workers)} | {"cache": free_port()}
         self._variables = {
-            "HYPIC_WORKER_METRICS_PORT": str(self._metrics_ports["worker"]),
+            "HYPIC_WORKER_METRICS_PORT": str(first),
             "HYPIC_CACHE_METRICS_PORT": str(self._metrics_ports["cache"]),
             # Heartbeats come three times as often: a restarted directory learns soon what the worker holds.
             "HYPIC_CACHE_WORKER_TTL_SECONDS": "3",
@@ -90,8 +113,8 @@ class ServedStack:
             raise
         self.http = httpx2.Client(base_url=self.base_url, timeout=60)
         # The same after every restart: nothing is stored yet.
-        wait_until(lambda: self.gauge("worker", "hypic_worker_pages_free") > 0)
-        self._all_pages = self.gauge("worker", "hypic_worker_pages_free")
+        wait_until(lambda: all(self.gauge(name, "hypic_worker_pages_free") > 0 for name in self.workers))
+        self._all_pages = self.gauge("workers", "hypic_worker_pages_free")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,7 +131,7 @@ class ServedStack:
 
     def pids(self) -> list[int]:
         """The supervisor and its children."""
-        return [self.process.pid, *(self.pid(name) for name in SERVICES)]
+        return [self.process.pid, *(self.pid(name) for name in ("cache", *self.workers, "router"))]
 
     def kill(self, name: str) -> int:
         """SIGKILL; returns the process that was."""
@@ -143,7 +166,12 @@ class ServedStack:
         return dict(entry.split("=", 1) for entry in _read_proc(pid, "environ") if entry)
 
     def gauge(self, service: str, name: str, labels: str = "") -> float:
-        """The sum of a metric's samples whose labels hold this text; a service that is restarting has none: NaN."""
+        """The sum of a metric's samples whose labels hold this text; a service that is restarting has none: NaN.
+
+        `workers` are all of them together.
+        """
+        if service == "workers":
+            return sum(self.gauge(each, name, labels) for each in self.workers)
         try:
             text = httpx2.get(f"http://127.0.0.1:{self._metrics_ports[service]}/metrics", timeout=5).text
         except httpx2.TransportError:
@@ -152,26 +180,28 @@ class ServedStack:
         return sum(float(line.rpartition(" ")[2]) for line in samples)
 
     def captures(self) -> float:
-        """Segments that the worker's present process has captured."""
-        return self.gauge("worker", "hypic_worker_captures_total", 'outcome="stored"')
+        """Segments that the workers' present processes have captured."""
+        return self.gauge("workers", "hypic_worker_captures_total", 'outcome="stored"')
 
     def wait_idle(self) -> None:
-        """Until nothing runs or waits, no lease is left, and the worker holds just what the directory lists."""
-        wait_until(lambda: self.gauge("worker", "hypic_worker_num_requests_running") == 0)
-        wait_until(lambda: self.gauge("worker", "hypic_worker_num_requests_waiting") == 0)
+        """Until nothing runs or waits, no lease is left, and the workers hold just what the directory lists."""
+        wait_until(lambda: self.gauge("workers", "hypic_worker_num_requests_running") == 0)
+        wait_until(lambda: self.gauge("workers", "hypic_worker_num_requests_waiting") == 0)
         wait_until(lambda: self.gauge("cache", "hypic_cache_leases") == 0)
         wait_until(lambda: self.gauge("cache", "hypic_cache_tickets") == 0)
-        wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == self.gauge("cache", "hypic_cache_bytes"))
+        wait_until(
+            lambda: self.gauge("workers", "hypic_worker_state_bytes") == self.gauge("cache", "hypic_cache_bytes")
+        )
 
     def forget_everything(self) -> None:
         """Invalidate all that is stored, which must be something; returns when the worker's memory is free again.
 
         Gauges are refreshed from time to time: bytes that were seen first make the later zero a fresh one.
         """
-        wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") > 0)
+        wait_until(lambda: self.gauge("workers", "hypic_worker_state_bytes") > 0)
         self.invalidate_tenant()
-        wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == 0)
-        wait_until(lambda: self.gauge("worker", "hypic_worker_pages_free") == self._all_pages)
+        wait_until(lambda: self.gauge("workers", "hypic_worker_state_bytes") == 0)
+        wait_until(lambda: self.gauge("workers", "hypic_worker_pages_free") == self._all_pages)
 
     def invalidate_tenant(self) -> int:
         """Make all that is stored unreachable; the number of entries."""
