@@ -205,13 +205,13 @@ class CaptureRun:
 
 
 class Capturer:
-    """Captures for all requests of this router. num_waiting: requests that wait for some now."""
+    """Captures for all requests of this router. waiting: for how many segments each request waits that waits now."""
 
     def __init__(self, workers: Workers, policy: HedgePolicy, counts: CaptureCounts) -> None:
         self._workers = workers
         self._policy = policy
         self._counts = counts
-        self.num_waiting = 0
+        self.waiting: list[int] = []
 
     async def run(
         self,
@@ -221,12 +221,12 @@ class Capturer:
         timeout_seconds: float,
     ) -> CaptureOutcome:
         """What a schedule has assigned, for a request that waits; see `CaptureRun.run`."""
-        self.num_waiting += 1
+        self.waiting.append(len(assignments))
         try:
             run = CaptureRun(self._workers, combine, self._policy, self._counts)
             return await run.run(assignments, orders, timeout_seconds)
         finally:
-            self.num_waiting -= 1
+            self.waiting.remove(len(assignments))
 
     async def capture_apart(
         self, segments: Collection[ColdSegment], orders: Collection[CaptureOrder], timeout_seconds: float
@@ -235,6 +235,6 @@ class Capturer:
         views = self._workers.views()
         # Whoever will combine them is not known: the way to it does not count.
         nowhere = WorkerView("", UNMEASURED)
-        plan = assign_captures(segments, views, nowhere, self.num_waiting)
+        plan = assign_captures(segments, views, nowhere, self.waiting)
         run = CaptureRun(self._workers, nowhere, self._policy, self._counts, is_background=True)
         return await run.run(plan.assignments, orders, timeout_seconds)

@@ -203,8 +203,7 @@ class ReuseSession:
         return [view for view in self._services.workers.views() if view.worker_id not in self._lost]
 
     def _choose(self) -> Schedule:
-        num_waiting = self._services.capturer.num_waiting
-        schedule = schedule_plan(self.plan, self._subject.model, self._views(), num_waiting)
+        schedule = schedule_plan(self.plan, self._subject.model, self._views(), self._services.capturer.waiting)
         if schedule is None:
             raise UnavailableError("no worker takes prompts now")
         return schedule

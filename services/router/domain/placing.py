@@ -30,13 +30,15 @@ class PlacedPrompt:
         return self.schedule.combine.worker_id
 
 
-def schedule_plan(plan: Plan, info: ModelInfo, workers: Sequence[WorkerView], num_waiting: int = 0) -> Schedule | None:
+def schedule_plan(
+    plan: Plan, info: ModelInfo, workers: Sequence[WorkerView], waiting: Sequence[int] = ()
+) -> Schedule | None:
     """Where to combine the plan's prompt, and who captures what of it is cold and not yet captured.
 
-    None where no worker accepts prompts.
+    waiting: see `schedule_request`. None where no worker accepts prompts.
     """
     cold = [cold_segment(each, info) for each in plan.with_status(Served.COLD) if each.order]
-    return schedule_request(_work(plan, info), cold, workers, num_waiting)
+    return schedule_request(_work(plan, info), cold, workers, waiting)
 
 
 def state_bytes(info: ModelInfo, num_tokens: int) -> int:
