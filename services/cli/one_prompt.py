@@ -71,7 +71,7 @@ def describe_model(settings: WorkerSettings, served: WorkerModel) -> ServedModel
     Raises:
         ModelRefusedError: the template or tokenizer fails the start-up check.
     """
-    info, tokenizer = _split(describe(served, WorkerPlace(settings.worker_id), settings.min_body))
+    info, tokenizer = _split(describe(served, WorkerPlace(settings.worker_id, min_body=settings.min_body)))
     return build_model(Description(info, tokenizer), _MEMO_BYTES)
 
 

@@ -1,9 +1,8 @@
 """The worker's gRPC service. A call's life: check the message, hand it to the engine, pass events on, free on the way out."""
 
 import asyncio
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, aclosing, suppress
 from typing import TypeVar
 
@@ -19,16 +18,16 @@ from services.worker.adapters.prompt_fetch import PromptFetch
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel
 from services.worker.adapters.state_sender import StateSender
-from services.worker.adapters.tiered_states import Fetched, WantedState
+from services.worker.adapters.transfers import Transfers
 from services.worker.engine.commands import Cancel, Submit, SubmitCapture
 from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
     EngineError,
     FailedEvent,
+    FetchEvent,
     FinishedEvent,
     GenerateEvent,
-    GenerateRequest,
     PrefilledEvent,
     TokenEvent,
 )
@@ -36,14 +35,10 @@ from services.worker.engine.requests import (
 __all__ = ["WorkerService"]
 
 Event = TypeVar("Event")
-# Layers of states on their way out that are in memory at once.
-_FETCH_BYTES = 256 << 20
 
 
 class _Publishing:
-    """Publishes the states of one request beside its reply, copies of other workers' too: no token waits for a slow cache
-    service.
-    """
+    """Publishes the states of one request beside its reply: no token waits for a slow cache service."""
 
     def __init__(self, residency: Residency, tickets: Mapping[bytes, worker_pb2.TicketRef]) -> None:
         self._residency = residency
@@ -53,11 +48,6 @@ class _Publishing:
     def start(self, key: bytes, size_bytes: int) -> None:
         """Begin with a state that the store holds; one that is refused is dropped."""
         publish = self._residency.publish(key, self._tickets[key], size_bytes)
-        self._tasks.append(asyncio.create_task(publish))
-
-    def start_copy(self, key: bytes, fetched: Fetched) -> None:
-        """Begin with a state that came from another worker; one that is refused goes with the request."""
-        publish = self._residency.publish_copy(key, fetched.source, fetched.receipt)
         self._tasks.append(asyncio.create_task(publish))
 
     async def wait(self) -> None:
@@ -104,20 +94,19 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self,
         served: ServedModel,
         place: messages.WorkerPlace,
-        min_body: int,
         engine: EngineThread,
         residency: Residency,
+        transfers: Transfers,
         metrics: WorkerMetrics,
-        fetch_bytes: int = _FETCH_BYTES,
     ) -> None:
         self._served = served
         self._place = place
-        self._min_body = min_body
         self._engine = engine
         self._residency = residency
+        self._transfers = transfers
         self._metrics = metrics
         self._running = _RunningCalls()
-        self._sender = StateSender(residency.tiers, residency.receipt_of, ByteBudget(fetch_bytes))
+        self._sender = StateSender(residency.tiers, residency.receipt_of, ByteBudget(place.fetch_bytes))
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, and wait so long for what runs; states are still given to others meanwhile."""
@@ -130,7 +119,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeResponse],
     ) -> AsyncIterator[worker_pb2.DescribeResponse]:
         """See worker.proto."""
-        for message in messages.describe(self._served, self._place, self._min_body):
+        for message in messages.describe(self._served, self._place):
             yield message
 
     async def Generate(  # noqa: N802
@@ -150,12 +139,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         publishing = _Publishing(self._residency, tickets)
         wanted = messages.wanted_states(request)
         counted = self._running.begin()
-        self._residency.use(wanted)
+        self._transfers.use(wanted)
         try:
             await self._residency.forget_ordered(ordered)
-            fetch = await self._fetch(job, wanted)
-            await self._engine.call(Submit(job))
+            fetch = PromptFetch(await self._transfers.plan(wanted))
+            await self._engine.call(Submit(fetch.mark(job)))
             async for event in _until_finished(events):
+                if isinstance(event, FetchEvent):
+                    self._transfers.start(event, wanted[event.key])
+                    continue
                 if isinstance(event, CaptureEvent):
                     self._metrics.on_capture(event)
                     if not event.reason:
@@ -165,14 +157,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     # The caller goes with the last event, and what is unpublished then is dropped.
                     await publishing.wait()
                 if isinstance(event, PrefilledEvent):
-                    event = fetch.complete(event)
-                yield messages.event_message(event, fetch.seconds)
+                    event = fetch.complete(event, job, self._transfers.describe)
+                yield messages.event_message(event)
                 if isinstance(event, PrefilledEvent):
                     self._on_prefilled(event)
                     for snapshot in event.snapshots:
                         publishing.start(snapshot.key, snapshot.size_bytes)
-                    for key, fetched in fetch.from_workers.items():
-                        publishing.start_copy(key, fetched)
                 self._metrics.generation_tokens.inc(isinstance(event, TokenEvent))
         except EngineError as error:
             raise messages.service_error(error) from error
@@ -180,7 +170,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             publishing.cancel()
             self._engine.post(Cancel(call_id))
             counted.close()
-            await asyncio.shield(self._residency.leave(tickets, wanted.keys()))
+            await asyncio.shield(self._leave(tickets, wanted.keys()))
 
     async def Capture(  # noqa: N802
         self,
@@ -204,7 +194,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         finally:
             self._engine.post(Cancel(call_id))
             counted.close()
-            await asyncio.shield(self._residency.leave(tickets, ()))
+            await asyncio.shield(self._residency.abandon(tickets))
 
     async def Fetch(  # noqa: N802
         self,
@@ -237,15 +227,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """See worker.proto."""
         return worker_pb2.DropResponse(num_dropped=await self._residency.drop(request.keys))
 
-    async def _fetch(self, job: GenerateRequest, wanted: Mapping[bytes, WantedState]) -> PromptFetch:
-        """Bring what lies elsewhere into the engine's memory before the prompt takes its place in the line."""
-        began = time.monotonic()
-        found = await self._residency.fetch(wanted)
-        return PromptFetch(
-            tuple(found.get(part.key) for part in job.parts),
-            time.monotonic() - began if found else 0.0,
-            {key: one for key, one in found.items() if one.source},
-        )
+    async def _leave(self, ordered: Iterable[bytes], used: Collection[bytes]) -> None:
+        """A request has ended: what it has not published is dropped, what it used of other workers given back."""
+        await self._residency.abandon(ordered)
+        await self._transfers.leave(used)
 
     def _on_captured(self, event: CaptureEvent) -> None:
         self._metrics.on_capture(event)
@@ -291,7 +276,7 @@ def _sink_to(events: "asyncio.Queue[Event]") -> Callable[[Event], None]:
 
 async def _until_finished(
     events: "asyncio.Queue[GenerateEvent]",
-) -> AsyncIterator[CaptureEvent | PrefilledEvent | TokenEvent | FinishedEvent]:
+) -> AsyncIterator[CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | FinishedEvent]:
     while True:
         event = await events.get()
         if isinstance(event, FailedEvent):

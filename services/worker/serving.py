@@ -30,6 +30,7 @@ from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel, read_served_model
 from services.worker.adapters.tier_builder import TierError, build_stores
 from services.worker.adapters.tiered_states import TieredStates
+from services.worker.adapters.transfers import Transfers
 from services.worker.app import WorkerService
 from services.worker.mixers.share import Share, SplitError
 from services.worker.models.errors import CheckpointError
@@ -116,7 +117,8 @@ async def _serve(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settings.drain_seconds):
                 await worker.residency.settle()
-        await worker.residency.tiers.close()
+        await worker.transfers.close()
+        worker.residency.tiers.close()
         engine.stop()
     await channel.close()
     return status
@@ -179,6 +181,7 @@ class _Ending:
 class _Worker:
     service: WorkerService
     residency: Residency
+    transfers: Transfers
     engine: EngineThread
     tiers: BlobTiers
     metrics: WorkerMetrics
@@ -207,12 +210,15 @@ def _assemble(
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
     tiers = BlobTiers(served, stores, metrics)
-    peers = PeerStates(served, settings.reached_at, ByteBudget(settings.fetch_bytes))
-    states = TieredStates(engine, served, tiers, peers, metrics, settings.fetch_seconds)
+    states = TieredStates(engine, served, tiers)
     residency = Residency(engine, CacheClient(channel, identity), tier, states)
-    place = WorkerPlace(settings.worker_id, settings.can_capture, settings.can_combine)
-    service = WorkerService(served, place, settings.min_body, engine, residency, metrics, settings.fetch_bytes)
-    return _Worker(service, residency, engine, tiers, metrics, registry)
+    peers = PeerStates(served, settings.reached_at, ByteBudget(settings.fetch_bytes))
+    transfers = Transfers(engine, served, states, peers, residency, metrics, settings.fetch_seconds)
+    place = WorkerPlace(
+        settings.worker_id, settings.can_capture, settings.can_combine, settings.min_body, settings.fetch_bytes
+    )
+    service = WorkerService(served, place, engine, residency, transfers, metrics)
+    return _Worker(service, residency, transfers, engine, tiers, metrics, registry)
 
 
 def _roles(settings: WorkerSettings) -> tuple[cache_pb2.WorkerRole.ValueType, ...]:

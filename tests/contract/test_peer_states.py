@@ -1,6 +1,7 @@
 """States pulled from another worker over real gRPC: the same bytes arrive, or none are used."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,10 @@ from services.common.rpc import HealthSwitch, create_server
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.peer_states import Source
 from services.worker.adapters.state_sender import StateSender
-from services.worker.adapters.tiered_states import Fetched, WantedState
+from services.worker.adapters.transfers import Fetched, WantedState
+from services.worker.engine.loop import Engine
+from services.worker.engine.prefill import Prefill
+from services.worker.engine.requests import CaptureJob, CaptureSegment
 from tests.contract.served_worker import IDS, KEY, EngineWithTiers, run_engine
 from tests.stub_cache import StubCache
 from tests.stub_worker import StubWorker
@@ -35,7 +39,9 @@ class Holder(StubWorker):
     running: EngineWithTiers = field(kw_only=True)
     spoil: Callable[[list[Chunk]], list[Chunk]] = as_sent
     pause_seconds: float = 0.0
+    streams: bool = False
     num_calls: int = 0
+    sent: list[tuple[Chunk, bool]] = field(default_factory=list)
 
     async def Fetch(  # noqa: N802
         self, request: worker_pb2.FetchRequest, context: grpc.aio.ServicerContext[worker_pb2.FetchRequest, Chunk]
@@ -44,6 +50,11 @@ class Holder(StubWorker):
         self.num_running += 1
         try:
             sender = StateSender(self.running.tiers, lambda _: RECEIPT, ByteBudget(1 << 26))
+            if self.streams:
+                async for chunk in sender.send(request):
+                    self.sent.append((chunk, await self.running.holds()))
+                    yield chunk
+                return
             chunks = [chunk async for chunk in sender.send(request)]
             for chunk in self.spoil(chunks):
                 yield chunk
@@ -64,8 +75,8 @@ class Pair:
     def __post_init__(self) -> None:
         self.sources = (self.source,)
 
-    async def fetch(self, ids: tuple[int, ...] = IDS) -> Fetched | None:
-        return await self.wanting.tiers.fetch(KEY, WantedState(ids, self.sources), ())
+    async def fetch(self, ids: tuple[int, ...] = IDS, wait_seconds: float = 0.0) -> Fetched | None:
+        return await self.wanting.fetch(KEY, WantedState(ids, self.sources, wait_seconds))
 
 
 @asynccontextmanager
@@ -108,7 +119,7 @@ async def planes_of(running: EngineWithTiers) -> list[list[tuple[str, bytes]]]:
 async def test_the_bytes_that_arrive_are_the_holders(tmp_path: Path) -> None:
     async with pair(tmp_path) as workers:
         await workers.holder.running.capture()
-        assert await workers.fetch() == Fetched("same_host", "", "holder", RECEIPT)
+        assert await workers.fetch() == Fetched("same_host", "", "holder")
         assert await planes_of(workers.wanting) == await planes_of(workers.holder.running)
         assert workers.wanting.count("promotions", "same_host") == 1
         sent = sum(len(data) for planes in await planes_of(workers.wanting) for _, data in planes)
@@ -225,6 +236,87 @@ async def test_a_prompt_that_leaves_ends_the_stream(tmp_path: Path) -> None:
         await until(lambda: _has_free(workers.wanting, free[0]))
         await workers.holder.running.drop()
         await until(lambda: _has_free(workers.holder.running, free[1]))
+
+
+@pytest.fixture
+def slow_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines take a while for every layer."""
+    advance = Prefill.advance
+
+    def slowly(prefill: Prefill) -> int | None:
+        time.sleep(0.02)
+        return advance(prefill)
+
+    monkeypatch.setattr(Prefill, "advance", slowly)
+
+
+@pytest.mark.usefixtures("slow_layers")
+async def test_layers_are_sent_while_later_ones_are_computed(tmp_path: Path) -> None:
+    """The bytes are those that are stored in the end."""
+    async with pair(tmp_path) as workers:
+        workers.holder.streams = True
+        fetching = asyncio.create_task(workers.fetch(wait_seconds=10.0))
+        await asyncio.sleep(0.05)
+        capturing = asyncio.create_task(workers.holder.running.capture())
+        fetched = await fetching
+        await capturing
+        assert fetched == Fetched("same_host", "", "holder")
+        assert await planes_of(workers.wanting) == await planes_of(workers.holder.running)
+        (first, _), *others = workers.holder.sent
+        assert first.being_computed
+        stored_by_then = [was_stored for _, was_stored in others]
+        assert stored_by_then[0] is False
+        assert stored_by_then[-1] is True
+        # Computing is no measure of the way.
+        assert workers.wanting.tiers.policy.speed("same_host").bytes_per_second is None
+        assert workers.wanting.copies.copied == {KEY: ("holder", RECEIPT)}
+
+
+@pytest.mark.usefixtures("slow_layers")
+@pytest.mark.parametrize("layers", [0, 1, 3])
+async def test_a_capture_that_is_given_up_under_its_readers(layers: int, tmp_path: Path) -> None:
+    def give_up(running: Engine) -> bool:
+        progress = running.find_capture(KEY)
+        if progress is None or progress.layers_done < layers:
+            return False
+        running.cancel("given up")
+        return True
+
+    async with pair(tmp_path) as workers:
+        free = await workers.wanting.free_pages(), await workers.holder.running.free_pages()
+        workers.holder.streams = True
+        engine = workers.holder.running.engine
+        job = CaptureJob("given up", (CaptureSegment(KEY, IDS),), lambda _: None)
+        await engine.call(lambda running: running.submit_capture(job))
+        fetching = asyncio.create_task(workers.fetch(wait_seconds=0.5))
+        await until(lambda: engine.call(give_up))
+        fetched = await fetching
+        assert fetched is not None
+        assert fetched.reason in {"worker_unreachable", "blob_missing"}
+        await until(lambda: _has_free(workers.wanting, free[0]))
+        await until(lambda: _has_free(workers.holder.running, free[1]))
+
+
+@pytest.mark.usefixtures("slow_layers")
+async def test_a_second_source_goes_on_where_the_first_one_broke(tmp_path: Path) -> None:
+    async with pair(tmp_path) as workers:
+        await workers.holder.running.capture()
+        half = len(await planes_of(workers.holder.running)) // 2
+
+        def breaks(chunks: list[Chunk]) -> list[Chunk]:
+            workers.holder.spoil = as_sent
+            return [chunk for chunk in chunks if chunk.layer < half and not chunk.receipt]
+
+        workers.holder.spoil = breaks
+        workers.sources = (workers.source, Source("second", workers.source.address))
+        fetched = await workers.fetch()
+        assert fetched is not None
+        assert fetched.source == "second"
+        assert workers.holder.num_calls == 2
+        assert await planes_of(workers.wanting) == await planes_of(workers.holder.running)
+        assert workers.wanting.count("fetched_bytes", "same_host") < sum(
+            len(data) for planes in await planes_of(workers.wanting) for _, data in planes
+        )
 
 
 async def test_prompts_share_a_stream(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
         cache_channel = create_channel("127.0.0.1:1")
         identity = WorkerIdentity("w", "127.0.0.1:1", served.revision, served.profile_digest, "host")
         residency = Residency(running.engine, CacheClient(cache_channel, identity), "host", running.tiers)
-        service = WorkerService(served, WorkerPlace("w"), 16, running.engine, residency, running.metrics)
+        service = WorkerService(served, WorkerPlace("w"), running.engine, residency, running.transfers, running.metrics)
         server, port = await create_server(
             [lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)],
             "127.0.0.1:0",

@@ -23,6 +23,7 @@ from services.worker.adapters.peer_states import PeerStates
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import read_served_model
 from services.worker.adapters.tiered_states import TieredStates
+from services.worker.adapters.transfers import Transfers
 from services.worker.app import WorkerService
 from services.worker.settings import WorkerSettings
 from tests.e2e.stack.checkpoint import write_random_checkpoint
@@ -87,9 +88,10 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
     identity = WorkerIdentity("w", "127.0.0.1:1", served.revision, served.profile_digest, "host")
     metrics = WorkerMetrics(registry)
     peers = PeerStates(served, "127.0.0.1:1", ByteBudget(1 << 26))
-    tiers = TieredStates(engine, served, BlobTiers(served, [], metrics), peers, metrics, _CALL_SECONDS)
+    tiers = TieredStates(engine, served, BlobTiers(served, [], metrics))
     residency = Residency(engine, CacheClient(cache_channel, identity), "host", tiers)
-    service = WorkerService(served, WorkerPlace("w"), 16, engine, residency, metrics)
+    transfers = Transfers(engine, served, tiers, peers, residency, metrics, _CALL_SECONDS)
+    service = WorkerService(served, WorkerPlace("w"), engine, residency, transfers, metrics)
     server, port = await create_server(
         [lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)],
         "127.0.0.1:0",

@@ -377,6 +377,7 @@ class Chunk(_message.Message):
     LAYER_PLANES_FIELD_NUMBER: _builtins.int
     LAYER_BYTES_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
+    BEING_COMPUTED_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     layer: _builtins.int
     plane: _builtins.str
@@ -395,6 +396,8 @@ class Chunk(_message.Message):
     layer_bytes: _builtins.int
     receipt: _builtins.bytes
     """The last message, alone: the directory's receipt of the sender's copy; empty where it is not published."""
+    being_computed: _builtins.bool
+    """With the header: layers are sent as they are computed."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -412,10 +415,11 @@ class Chunk(_message.Message):
         layer_planes: _builtins.int = ...,
         layer_bytes: _builtins.int = ...,
         receipt: _builtins.bytes = ...,
+        being_computed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data", "dtype", b"dtype", "header", b"header", "key", b"key", "layer", b"layer", "layer_bytes", b"layer_bytes", "layer_planes", b"layer_planes", "offset", b"offset", "plane", b"plane", "receipt", b"receipt", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["being_computed", b"being_computed", "checksum", b"checksum", "data", b"data", "dtype", b"dtype", "header", b"header", "key", b"key", "layer", b"layer", "layer_bytes", b"layer_bytes", "layer_planes", b"layer_planes", "offset", b"offset", "plane", b"plane", "receipt", b"receipt", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,9 +434,12 @@ class PromptPart(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     CAPTURE_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    SOURCE_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     serving: Global___PartServing.ValueType
     key: _builtins.bytes
     """With SEGMENT: the stored key."""
+    source_wait_seconds: _builtins.float
+    """How long a source may take before its first layer comes: the state is being computed. 0: it is there."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -443,7 +450,7 @@ class PromptPart(_message.Message):
 
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSource]:
-        """With SEGMENT: other workers that hold the state, the preferred one first. Addresses are the directory's."""
+        """With SEGMENT: other workers that hold the state, or compute it now, the preferred one first. The addresses are the router's own."""
 
     def __init__(
         self,
@@ -453,10 +460,11 @@ class PromptPart(_message.Message):
         key: _builtins.bytes = ...,
         capture: Global___TicketRef | None = ...,
         sources: _abc.Iterable[Global___StateSource] | None = ...,
+        source_wait_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "key", b"key", "serving", b"serving", "sources", b"sources", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "key", b"key", "serving", b"serving", "source_wait_seconds", b"source_wait_seconds", "sources", b"sources", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,27 +1,16 @@
 """One state between the engine's memory and a blob; what runs here belongs on a thread beside the engine's."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from services.blob.encodings import StateEncoding
 from services.blob.errors import DamagedBlobError, ForeignBlobError
 from services.blob.layout import StateHeader, write_state
 from services.blob.planes import Buffer, Plane
-from services.blob.reader import StateReader
 from services.blob.tensors import plane_of, tensor_of
 from services.worker.adapters.served_model import ServedModel
 from services.worker.engine.transfer import IncomingState, OutgoingState
 
-__all__ = ["LoadedBlob", "load_blob", "outgoing_header", "read_outgoing", "write_blob", "write_incoming"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedBlob:
-    """A blob in the engine's memory. seconds: from its opened header to its last plane."""
-
-    num_bytes: int
-    seconds: float
+__all__ = ["check_blob", "outgoing_header", "read_outgoing", "write_blob", "write_incoming"]
 
 
 def write_blob(served: ServedModel, outgoing: OutgoingState, receipt: bytes) -> list[Buffer]:
@@ -60,21 +49,15 @@ def write_incoming(incoming: IncomingState, layer: int, planes: Sequence[Plane])
         raise DamagedBlobError(f"layer {layer}: {error}") from error
 
 
-def load_blob(served: ServedModel, reader: StateReader, incoming: IncomingState) -> LoadedBlob:
-    """Move an opened blob into the room that it is given, layer by layer.
+def check_blob(served: ServedModel, header: StateHeader, token_ids: Sequence[int]) -> None:
+    """Refuse a state that is not to be used here for these tokens.
 
     Raises:
-        BlobError: it is damaged, or not of this model, profile and segment.
-        OSError: it cannot be read.
+        ForeignBlobError: it is of another model, profile or segment.
     """
-    began = time.monotonic()
-    header = reader.header
     header.check_origin(served.revision, served.profile_digest)
-    header.check_tokens(incoming.token_ids)
+    header.check_tokens(token_ids)
     if StateEncoding.from_fields(header.encoding) != served.profile.encoding:
         raise ForeignBlobError(
             f"encoding is {dict(header.encoding)}, not {served.profile.encoding.fields}; computed anew"
         )
-    for layer, planes in enumerate(reader.layers()):
-        write_incoming(incoming, layer, planes)
-    return LoadedBlob(sum(plane.size for plane in header.planes), time.monotonic() - began)

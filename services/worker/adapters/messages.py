@@ -10,7 +10,7 @@ from services.common.errors import HypicError, InternalError, InvalidRequestErro
 from services.common.rpc import CHUNK_BYTES
 from services.worker.adapters.peer_states import Source
 from services.worker.adapters.served_model import ServedModel
-from services.worker.adapters.tiered_states import WantedState
+from services.worker.adapters.transfers import WantedState
 from services.worker.engine.requests import (
     CaptureSegment,
     EngineError,
@@ -53,11 +53,16 @@ _FINISH_MESSAGE = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Which of several workers this one is, and what it does."""
+    """Which of several workers this one is, and what it does.
+
+    min_body: segments with a shorter body are computed live; fetch_bytes: of layers on their way out that are in memory at once.
+    """
 
     worker_id: str
     can_capture: bool = True
     can_combine: bool = True
+    min_body: int = 16
+    fetch_bytes: int = 256 << 20
 
 
 def service_error(error: EngineError) -> HypicError:
@@ -73,7 +78,9 @@ def wanted_states(message: worker_pb2.GenerateRequest) -> dict[bytes, WantedStat
     """What a checked request's segments need, by key."""
     return {
         part.key: WantedState(
-            tuple(part.token_ids), tuple(Source(source.worker_id, source.address) for source in part.sources)
+            tuple(part.token_ids),
+            tuple(Source(source.worker_id, source.address) for source in part.sources),
+            max(0.0, part.source_wait_seconds),
         )
         for part in message.parts
         if part.serving == worker_pb2.PART_SERVING_SEGMENT
@@ -162,8 +169,8 @@ def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
         raise InvalidRequestError(f"{field}: {max(token_ids)} is outside the vocabulary of {vocab_size}")
 
 
-def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent, fetch_seconds: float) -> worker_pb2.GenerateEvent:
-    """One event of a request, which waited so long for its states before it was submitted."""
+def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_pb2.GenerateEvent:
+    """One event of a request."""
     if isinstance(event, TokenEvent):
         return worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[event.token_id]))
     if isinstance(event, FinishedEvent):
@@ -177,7 +184,7 @@ def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent, fetch_seco
         parts=[_served_part(part) for part in event.parts],
         queue_seconds=event.queue_seconds,
         combine_seconds=event.combine_seconds,
-        fetch_seconds=fetch_seconds,
+        fetch_seconds=event.fetch_seconds,
         live_tokens=sum(part.live_tokens for part in event.parts),
     )
     return worker_pb2.GenerateEvent(prefilled=prefilled)
@@ -196,9 +203,9 @@ def _served_part(part: ServedPart) -> worker_pb2.ServedPart:
     )
 
 
-def describe(served: ServedModel, place: WorkerPlace, min_body: int) -> Iterator[worker_pb2.DescribeResponse]:
+def describe(served: ServedModel, place: WorkerPlace) -> Iterator[worker_pb2.DescribeResponse]:
     """The info message, then the tokenizer's bytes."""
-    least_body = max(min_body, served.spec.conv_history, 1)
+    least_body = max(place.min_body, served.spec.conv_history, 1)
     profile = worker_pb2.Profile(
         digest=served.profile_digest,
         min_segment_tokens=served.profile.seam.least_segment(least_body),

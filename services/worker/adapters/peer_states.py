@@ -57,7 +57,7 @@ class PeerStates:
 
     @asynccontextmanager
     async def open(
-        self, source: Source, key: bytes, token_ids: tuple[int, ...], limits: FetchLimits
+        self, source: Source, key: bytes, token_ids: tuple[int, ...], from_layer: int, limits: FetchLimits
     ) -> "AsyncIterator[PeerState]":
         """A state on its way, its header read. Leaving the context ends the stream.
 
@@ -66,14 +66,17 @@ class PeerStates:
             HypicError: the worker cannot be reached, does not hold the state, or stalls.
         """
         channel = self._channels.setdefault(source.address, create_channel(source.address))
-        request = worker_pb2.FetchRequest(key=key, wait_seconds=limits.wait_seconds)
+        request = worker_pb2.FetchRequest(key=key, from_layer=from_layer, wait_seconds=limits.wait_seconds)
         call = worker_pb2_grpc.WorkerServiceStub(channel).Fetch(
             request, timeout=limits.seconds, metadata=request_metadata()
         )
         messages = _Messages(call, limits.stall_seconds)
         try:
             first = await messages.read(limits.wait_seconds)
-            yield PeerState(read_header(first, self._served, token_ids), messages, self._budget)
+            header = read_header(first, self._served, token_ids)
+            if first.being_computed:
+                messages.stall_seconds += limits.wait_seconds
+            yield PeerState(header, first.being_computed, messages, self._budget)
         finally:
             call.cancel()
 
@@ -84,23 +87,23 @@ class PeerStates:
 
 
 class PeerState:
-    """See `PeerStates.open`. receipt: set behind the last layer."""
+    """See `PeerStates.open`. is_being_computed: layers are sent as they are done."""
 
-    def __init__(self, header: StateHeader, messages: "_Messages", budget: ByteBudget) -> None:
+    def __init__(self, header: StateHeader, is_being_computed: bool, messages: "_Messages", budget: ByteBudget) -> None:
         self.header = header
-        self.receipt = b""
+        self.is_being_computed = is_being_computed
         self.num_bytes = 0
         self._messages = messages
         self._budget = budget
 
-    async def layers(self) -> AsyncGenerator[list[Plane]]:
-        """The planes of every layer, in order; the next one is read when this one has been used.
+    async def layers(self, from_layer: int) -> AsyncGenerator[list[Plane]]:
+        """The planes of every layer that was asked for, in order; the next one is read when this one has been used.
 
         Raises:
             BlobError: a byte differs from what was sent, or something else than was promised came.
             HypicError: the stream broke or stalled.
         """
-        for layer in range(self.header.num_layers):
+        for layer in range(from_layer, self.header.num_layers):
             first = await self._messages.read()
             reader = LayerReader.begin(layer, first, _MOST_LAYER_BYTES)
             async with self._budget.held(reader.num_bytes):
@@ -110,23 +113,23 @@ class PeerState:
                 self.num_bytes += reader.num_bytes
                 yield reader.planes
 
-    async def read_receipt(self) -> None:
-        """Wait for the last message."""
-        self.receipt = (await self._messages.read()).receipt
+    async def read_receipt(self) -> bytes:
+        """The last message: the directory's receipt of the sender's copy, empty where that is not published."""
+        return (await self._messages.read()).receipt
 
 
 class _Messages:
     def __init__(self, call: "grpc.aio.UnaryStreamCall[Any, worker_pb2.Chunk]", stall_seconds: float) -> None:
         self._call = call
-        self._stall_seconds = stall_seconds
+        self.stall_seconds = stall_seconds
 
     async def read(self, more_seconds: float = 0.0) -> worker_pb2.Chunk:
         """The next one."""
         try:
-            async with asyncio.timeout(self._stall_seconds + more_seconds):
+            async with asyncio.timeout(self.stall_seconds + more_seconds):
                 chunk = await self._call.read()
         except TimeoutError:
-            raise DeadlineError(f"the state's stream stalled for {self._stall_seconds + more_seconds:g} s") from None
+            raise DeadlineError(f"the state's stream stalled for {self.stall_seconds + more_seconds:g} s") from None
         except grpc.aio.AioRpcError as error:
             raise error_from_status(error) from error
         if not isinstance(chunk, worker_pb2.Chunk):

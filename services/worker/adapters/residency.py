@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from hypic.v1 import cache_pb2, worker_pb2
 
@@ -13,7 +11,7 @@ from services.common.telemetry import get_logger
 from services.worker.adapters.cache_client import CacheClient, Published, WorkerReport
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.self_report import SelfReport
-from services.worker.adapters.tiered_states import Fetched, TieredStates, WantedState
+from services.worker.adapters.tiered_states import TieredStates
 from services.worker.engine.commands import Drop
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
@@ -38,9 +36,6 @@ class Residency:
         self._published: dict[bytes, cache_pb2.ResidentEntry] = {}
         self._storing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        # How many prompts use a state, and those that came from other workers.
-        self._used: Counter[bytes] = Counter()
-        self._foreign: set[bytes] = set()
 
     def begin_draining(self) -> None:
         """Tell the directory at once that this worker takes nothing new."""
@@ -90,40 +85,17 @@ class Residency:
         self._store_behind(entry)
         return ""
 
-    def use(self, keys: Iterable[bytes]) -> None:
-        """A prompt uses these states until it calls `leave`."""
-        self._used.update(list(keys))
+    def is_published(self, key: bytes) -> bool:
+        """Whether the directory lists a copy of this worker."""
+        return key in self._published
 
-    async def fetch(self, segments: Mapping[bytes, WantedState]) -> dict[bytes, Fetched]:
-        """Bring the states of a prompt's segments that lie elsewhere into the engine's memory; what became of each.
+    async def drop_unpublished(self, keys: Iterable[bytes]) -> None:
+        """Drop what the directory does not list from the engine's memory."""
+        await self._drop_from_engine([key for key in keys if key not in self._published])
 
-        Elsewhere: in lower tiers of what this worker has published, or with other workers. What came from those and is not
-        published here stays until every prompt that uses it has called `leave`.
-        """
-        listed = {key for key in segments if key in self._published and self.tiers.tier_of(key)}
-        asked = [key for key, one in segments.items() if key in listed or one.sources]
-        if not asked:
-            return {}
-        here = await self._engine.call(lambda engine: {key for key in asked if key in engine.context.store})
-        wanted = {key: replace(segments[key], is_listed=key in listed) for key in asked if key not in here}
-        found = await asyncio.gather(*(self.tiers.fetch(key, one, segments.keys()) for key, one in wanted.items()))
-        fetched = {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
-        self._foreign.update(key for key, one in fetched.items() if one.source)
-        # What has been dropped on the way must not come back with it.
-        dropped = [key for key in listed & fetched.keys() if key not in self._published]
-        await self._drop_from_engine([key for key in dropped if not fetched[key].source])
-        if any(not self.tiers.tier_of(key) for key in listed & wanted.keys()):
-            self._changed.set()
-        return fetched
-
-    async def _give_back(self, keys: Collection[bytes]) -> None:
-        self._used.subtract(list(keys))
-        unwanted = [key for key in keys if self._used[key] <= 0]
-        for key in unwanted:
-            del self._used[key]
-        foreign = [key for key in unwanted if key in self._foreign]
-        self._foreign.difference_update(foreign)
-        await self._drop_from_engine([key for key in foreign if key not in self._published])
+    def note_change(self) -> None:
+        """A copy may be gone: the directory learns of it at once, lest prompts are planned with it."""
+        self._changed.set()
 
     def receipt_of(self, key: bytes) -> bytes:
         """The directory's receipt of a published state; empty of another."""
@@ -184,10 +156,9 @@ class Residency:
     async def _drop_from_engine(self, keys: Sequence[bytes]) -> int:
         return await self._engine.call(Drop(tuple(keys))) if keys else 0
 
-    async def leave(self, ordered: Iterable[bytes], used: Collection[bytes]) -> None:
-        """A request has ended: what it ordered and has not published is dropped, what it used of other workers given back."""
-        await self.drop([key for key in ordered if key not in self._published])
-        await self._give_back(used)
+    async def abandon(self, keys: Iterable[bytes]) -> None:
+        """Drop states of a request that ended before they were published."""
+        await self.drop([key for key in keys if key not in self._published])
 
     async def report(self) -> float:
         """One heartbeat; drops what the directory names. Returns the seconds for which the directory believes it.

@@ -15,7 +15,8 @@ from services.worker.adapters.tiered_states import TieredStates
 
 __all__ = ["StateSender"]
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.005
+_RECEIPT_POLLS = 400
 
 
 class StateSender:
@@ -36,17 +37,27 @@ class StateSender:
         key = request.key
         state = await self._wait_for(key, request.wait_seconds)
         try:
-            yield header_message(state.header, key)
+            yield header_message(state.header, key, state.is_being_computed)
             # One layer of the stream is in memory at a time.
             async with self._budget.held(state.layer_bytes), aclosing(state.layers(request.from_layer)) as layers:
                 async for planes in layers:
                     for chunk in layer_messages(key, planes):
                         yield chunk
-            yield receipt_message(key, self._receipt_of(key))
+            yield receipt_message(
+                key, await self._wait_for_receipt(key) if state.is_being_computed else self._receipt_of(key)
+            )
         except (BlobError, OSError) as error:
             raise UnavailableError(f"the state cannot be read any more: {error}") from error
         finally:
             await state.close()
+
+    async def _wait_for_receipt(self, key: bytes) -> bytes:
+        """A captured state is published a little later."""
+        for _ in range(_RECEIPT_POLLS):
+            if receipt := self._receipt_of(key):
+                return receipt
+            await asyncio.sleep(_POLL_SECONDS)
+        return b""
 
     async def _wait_for(self, key: bytes, wait_seconds: float) -> ReadableState:
         clock = asyncio.get_running_loop()

@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 from hypic.v1 import worker_pb2
 
-from services.blob.encodings import StateEncoding
-from services.blob.errors import DamagedBlobError, ForeignBlobError
+from services.blob.errors import DamagedBlobError
 from services.blob.layout import CHECKSUM_BYTES, StateHeader, parse_header, write_state
 from services.blob.planes import ITEM_BYTES, Plane
 from services.common.rpc import CHUNK_BYTES
+from services.worker.adapters.blob_transfer import check_blob
 from services.worker.adapters.served_model import ServedModel
 
 __all__ = ["LayerReader", "header_message", "layer_messages", "read_header", "receipt_message"]
 
 
-def header_message(header: StateHeader, key: bytes) -> worker_pb2.Chunk:
+def header_message(header: StateHeader, key: bytes, is_being_computed: bool) -> worker_pb2.Chunk:
     """The first message; planes that the header describes are left out of it."""
     prefix, checksum = write_state(header, [])
-    return worker_pb2.Chunk(key=key, header=bytes(prefix) + bytes(checksum))
+    whole = bytes(prefix) + bytes(checksum)
+    return worker_pb2.Chunk(key=key, header=whole, being_computed=is_being_computed)
 
 
 def layer_messages(key: bytes, planes: Sequence[Plane]) -> Iterator[worker_pb2.Chunk]:
@@ -54,10 +55,7 @@ def read_header(chunk: worker_pb2.Chunk, served: ServedModel, token_ids: tuple[i
     """
     prefix, checksum = chunk.header[:-CHECKSUM_BYTES], chunk.header[-CHECKSUM_BYTES:]
     header = parse_header(prefix, checksum, len(chunk.header))
-    header.check_origin(served.revision, served.profile_digest)
-    header.check_tokens(token_ids)
-    if StateEncoding.from_fields(header.encoding) != served.profile.encoding:
-        raise ForeignBlobError(f"encoding is {dict(header.encoding)}, not {served.profile.encoding.fields}")
+    check_blob(served, header, token_ids)
     return header
 
 

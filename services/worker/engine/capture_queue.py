@@ -5,12 +5,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from services.worker.engine.capture import CapturePass, capture_prime, check_body, end_capture, pages_of, store_state
+from services.worker.engine.capture import (
+    CapturePass,
+    CaptureProgress,
+    capture_prime,
+    check_body,
+    end_capture,
+    pages_of,
+    store_state,
+)
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import CaptureJob, CaptureSegment
 from services.worker.engine.states import PrefixState, SegmentState
-from services.worker.engine.sweep import Rows
+from services.worker.engine.sweep import ALL_LAYERS, Rows
 
 __all__ = ["CaptureQueue"]
 
@@ -62,6 +70,14 @@ class CaptureQueue:
     def has_work(self) -> bool:
         """See `Line`."""
         return bool(self._orders) or self._pack is not None
+
+    @property
+    def layers_present(self) -> int:
+        """See `Line`: captures wait for nothing."""
+        return ALL_LAYERS
+
+    def note_blocked(self, seconds: float) -> None:
+        """See `Line`."""
 
     def submit(self, job: CaptureJob) -> None:
         """Put a job's segments in the line."""
@@ -123,6 +139,12 @@ class CaptureQueue:
     def prime(self) -> PrefixState | None:
         """The snapshot from which every segment starts."""
         return self._prime
+
+    def find(self, key: bytes) -> CaptureProgress | None:
+        """The capture that runs under a key."""
+        orders = [] if self._pack is None else self._pack.orders
+        keys = [order.segment.key for order in orders]
+        return self._pack.capture.watch(keys.index(key)) if self._pack is not None and key in keys else None
 
     @property
     def tokens_left(self) -> int:

@@ -97,11 +97,14 @@ class FetchPolicy:
         """One tier's."""
         return self.tiers.setdefault(tier, TierSpeed())
 
+    def quickest(self, sizes: dict[str, int]) -> str:
+        """Of tiers that hold a blob, by bytes there; one that is not known yet comes first."""
+        return min(sizes, key=lambda tier: self.speed(tier).estimate(sizes[tier]) or 0.0)
+
     def choose(self, sizes: dict[str, int], num_tokens: int) -> str | None:
         """The quickest of the tiers that hold a blob, by bytes there; None where computing its tokens is quicker."""
-        estimates = {tier: self.speed(tier).estimate(size) for tier, size in sizes.items()}
-        tier = min(sizes, key=lambda own: estimates[own] or 0.0)
-        fetch, compute = estimates[tier], self.engine.estimate(num_tokens)
+        tier = self.quickest(sizes)
+        fetch, compute = self.speed(tier).estimate(sizes[tier]), self.engine.estimate(num_tokens)
         if fetch is None or compute is None or fetch <= compute:
             return tier
         refused = self._refused.get(tier, 0) + 1

@@ -94,8 +94,8 @@ def test_the_answers_are_those_of_one_worker(
 
 
 @pytest.fixture(scope="module")
-def pair(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
-    with several(random_checkpoint, tmp_path_factory.mktemp("pair"), ["both"] * 2) as stack:
+def pair(slower_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStack]:
+    with several(slower_checkpoint, tmp_path_factory.mktemp("pair"), ["both"] * 2) as stack:
         yield stack
 
 
