@@ -12,7 +12,7 @@ from hypic.v1 import worker_pb2, worker_pb2_grpc
 from services.blob.errors import DamagedBlobError
 from services.blob.layout import StateHeader
 from services.blob.planes import Plane
-from services.common.errors import DeadlineError, error_from_status
+from services.common.errors import DeadlineError, UnavailableError, error_from_status
 from services.common.rpc import create_channel, request_metadata
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.served_model import ServedModel
@@ -65,7 +65,7 @@ class PeerStates:
             BlobError: what comes is of no use here.
             HypicError: the worker cannot be reached, does not hold the state, or stalls.
         """
-        channel = self._channels.setdefault(source.address, create_channel(source.address))
+        channel = self._channel(source)
         request = worker_pb2.FetchRequest(key=key, from_layer=from_layer, wait_seconds=limits.wait_seconds)
         call = worker_pb2_grpc.WorkerServiceStub(channel).Fetch(
             request, timeout=limits.seconds, metadata=request_metadata()
@@ -79,6 +79,29 @@ class PeerStates:
             yield PeerState(header, first.being_computed, messages, self._budget)
         finally:
             call.cancel()
+
+    async def connect(self, source: Source, seconds: float) -> None:
+        """Wait for a connection, which says nothing of how fast states come by it.
+
+        Raises:
+            UnavailableError: there is none in time.
+        """
+        channel = self._channel(source)
+        try:
+            async with asyncio.timeout(seconds):
+                state = channel.get_state(try_to_connect=True)
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        raise UnavailableError(f"worker {source.worker_id} at {source.address} cannot be reached")
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise UnavailableError(f"worker {source.worker_id} at {source.address} cannot be reached") from None
+
+    def _channel(self, source: Source) -> grpc.aio.Channel:
+        if source.address not in self._channels:
+            self._channels[source.address] = create_channel(source.address)
+        return self._channels[source.address]
 
     async def close(self) -> None:
         """Give up all channels."""

@@ -92,6 +92,7 @@ class PeerMove:
 
     async def run(self, key: bytes, incoming: IncomingState, on_layer: Callable[[], None]) -> Moved:
         """See `Move`."""
+        await self.peers.connect(self.source, self.limits.stall_seconds)
         began, first = time.monotonic(), incoming.layers_present
         async with self.peers.open(self.source, key, incoming.token_ids, first, self.limits) as state:
             latency = time.monotonic() - began

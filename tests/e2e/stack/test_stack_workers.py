@@ -115,17 +115,17 @@ def test_fifty_requests_for_one_new_document_capture_it_once(pair: ServedStack) 
 
 
 def test_a_copy_falls_with_its_document_on_every_worker(pair: ServedStack) -> None:
-    asked = [document("copied") | {"id": "copied"}]
-    texts = {ask(pair, asked, max_tokens=5).text}
-    with ThreadPoolExecutor(4) as pool:
-        texts |= {answer.text for answer in pool.map(lambda _: ask(pair, asked, max_tokens=5), range(8))}
-    assert len(texts) == 1
+    asked = [document("copied", 400) | {"id": "copied"}]
 
     def holders() -> set[str]:
+        with ThreadPoolExecutor(4) as pool:
+            texts.update(answer.text for answer in pool.map(lambda _: ask(pair, asked, max_tokens=5), range(4)))
         states = pair.http.get("/v1/documents/copied").json()["states"]
         return {holder["worker"] for state in states for holder in state["holders"]}
 
+    texts = {ask(pair, asked, max_tokens=5).text}
     wait_until(lambda: holders() == set(pair.workers))
+    assert len(texts) == 1
     assert pair.http.delete("/v1/documents/copied").status_code == 200
     wait_until(lambda: pair.gauge("workers", "hypic_worker_state_bytes") == pair.gauge("cache", "hypic_cache_bytes"))
     assert ask(pair, asked, max_tokens=5).served == ["cold"]
