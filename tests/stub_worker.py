@@ -1,6 +1,7 @@
 """A worker that computes nothing: it replies with fixed text, and serves parts by the keys that it was told to hold."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
@@ -67,6 +68,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     requests: list[worker_pb2.GenerateRequest] = field(default_factory=list)
     captures: list[worker_pb2.CaptureRequest] = field(default_factory=list)
     begun: list[bytes] = field(default_factory=list)
+    failed: Counter[bytes] = field(default_factory=Counter)
     num_running: int = 0
     num_cancelled: int = 0
 
@@ -112,9 +114,11 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.begun += [segment.key for segment in request.segments]
         await asyncio.sleep(self.capture_delay_seconds)
         if self.broken_captures:
+            self.failed.update(segment.key for segment in request.segments)
             raise InternalError("the stub's captures are broken")
         for segment in request.segments:
             if self.failing_captures:
+                self.failed[segment.key] += 1
                 outcome = worker_pb2.CAPTURE_OUTCOME_FAILED
                 yield worker_pb2.CaptureEvent(key=segment.key, outcome=outcome, reason="over budget")
                 continue
@@ -169,6 +173,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         if ordered := [part.key for part in request.parts if part.HasField("capture")]:
             self.begun += ordered
             await asyncio.sleep(self.capture_delay_seconds)
+        await self._wait_for_sources(request)
         parts = [self._serve(part, request) for part in request.parts]
         for snapshot in request.snapshots:
             self.held.add(snapshot.key)
@@ -188,6 +193,15 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         yield worker_pb2.GenerateEvent(
             finished=worker_pb2.Finished(reason=reason, decode_seconds=0.003, generated_tokens=len(shown))
         )
+
+    async def _wait_for_sources(self, request: worker_pb2.GenerateRequest) -> None:
+        """As a fetch of what is being captured does."""
+        before = self.failed.copy()
+        for part in request.parts:
+            for _ in range(int(part.source_wait_seconds / 0.01)):
+                if part.key in self.held or self.failed[part.key] > before[part.key]:
+                    break
+                await asyncio.sleep(0.01)
 
     def _serve(self, part: worker_pb2.PromptPart, request: worker_pb2.GenerateRequest) -> worker_pb2.ServedPart:
         length = len(part.token_ids)

@@ -109,7 +109,7 @@ class Router:
     ) -> AsyncGenerator[ReplyEvent]:
         """One worker's reply."""
         planning = PlanningSeconds(session.plan_seconds, session.capture_seconds)
-        reply = Reply(request, placed, planning, model.new_detokenizer())
+        reply = Reply(request, placed, planning, model.new_detokenizer(), session.note_captures)
         workers, worker_id = self._services.workers, placed.worker_id
         order = self._order(session, placed, request, model)
         combining = ExitStack()
@@ -144,13 +144,18 @@ class Router:
     def _part_order(self, each: PartPlan, combine_id: str) -> PartOrder:
         if each.served not in (Served.HIT, Served.COLD):
             return PartOrder(each.part.token_ids, _SERVINGS.get(each.served, PartServing.LIVE))
-        holders = [holder.worker_id for holder in each.holders if holder.worker_id != combine_id]
+        wait_seconds = 0.0 if each.captured is None else each.captured.wait_seconds
+        # What the combine worker itself still captures, for the one before it that was lost, it takes as from another.
+        holders = [holder.worker_id for holder in each.holders]
+        if each.captured is not None and each.captured.alternate_id:
+            holders.append(each.captured.alternate_id)
         return PartOrder(
             each.part.token_ids,
             PartServing.SEGMENT,
             each.key,
             each.order,
-            self._services.workers.sources(holders),
+            self._services.workers.sources([holder for holder in holders if holder != combine_id or wait_seconds]),
+            wait_seconds,
         )
 
     def _require(self, name: str, model: ServedModel) -> ServedModel:

@@ -87,13 +87,22 @@ class CaptureRun:
         self._open: dict[bytes, _Open] = {}
         self._orders: Mapping[bytes, CaptureOrder] = {}
         self._timeout_seconds = 0.0
+        self._alternates: Mapping[bytes, str] | None = None
         self._stored: dict[bytes, Captured] = {}
         self._reasons: dict[bytes, str] = {}
 
     async def run(
-        self, assignments: Sequence[Assignment], orders: Collection[CaptureOrder], timeout_seconds: float
+        self,
+        assignments: Sequence[Assignment],
+        orders: Collection[CaptureOrder],
+        timeout_seconds: float,
+        alternates: Mapping[bytes, str] | None = None,
     ) -> CaptureOutcome:
-        """Returns when every segment is stored or given up. What fails raises nothing."""
+        """Returns when every segment is stored or given up. What fails raises nothing.
+
+        alternates: the only worker that each segment may be tried on once more, by key; any where they are not given.
+        """
+        self._alternates = alternates
         self._timeout_seconds = timeout_seconds
         self._orders = {order.key: order for order in orders}
         ends_at = time.monotonic() + timeout_seconds
@@ -168,6 +177,8 @@ class CaptureRun:
     def _try_again(self, one: _Open, cause: CaptureCause) -> bool:
         """Ask another worker for a segment; False where none is left to ask."""
         views = self._workers.views()
+        if self._alternates is not None:
+            views = tuple(view for view in views if view.worker_id == self._alternates.get(one.segment.key))
         if cause is CaptureCause.HEDGED:
             chosen = choose_hedge(one.progress(time.monotonic()), views, self._combine, self._policy)
         else:
@@ -219,14 +230,24 @@ class Capturer:
         orders: Collection[CaptureOrder],
         combine: WorkerView,
         timeout_seconds: float,
+        alternates: Mapping[bytes, str] | None = None,
     ) -> CaptureOutcome:
         """What a schedule has assigned, for a request that waits; see `CaptureRun.run`."""
         self.waiting.append(len(assignments))
         try:
             run = CaptureRun(self._workers, combine, self._policy, self._counts)
-            return await run.run(assignments, orders, timeout_seconds)
+            return await run.run(assignments, orders, timeout_seconds, alternates)
         finally:
             self.waiting.remove(len(assignments))
+
+    def choose_alternate(self, assignment: Assignment, combine: WorkerView) -> str:
+        """Who captures a segment as well, when its worker fails or is late; empty where nobody but the combine worker could."""
+        others = [view for view in self._workers.views() if view.worker_id != combine.worker_id]
+        return choose_retry(assignment.segment, (assignment.worker_id,), others, combine) or ""
+
+    def late_after(self, assignment: Assignment) -> float:
+        """Seconds after which an assigned capture is late."""
+        return self._policy.late_after(assignment.arrival_seconds)
 
     async def capture_apart(
         self, segments: Collection[ColdSegment], orders: Collection[CaptureOrder], timeout_seconds: float

@@ -1,6 +1,6 @@
 """From a worker's events to the text of one reply."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.common.errors import InternalError
@@ -13,6 +13,7 @@ from services.router.domain.explain import (
     explain_placing,
 )
 from services.router.domain.placing import PlacedPrompt
+from services.router.domain.plan import Plan
 from services.router.domain.ports import Finished, FinishReason, GenerateEvent, Prefilled, Tokens
 from services.router.domain.request import GenerationRequest
 from services.router.domain.stops import StopFilter
@@ -54,12 +55,21 @@ class PlanningSeconds:
 
 
 class Reply:
-    """Consumes a worker's events in order; `is_done` is set once nothing more is wanted from it."""
+    """Consumes a worker's events in order; `is_done` is set once nothing more is wanted from it.
+
+    note_captures: completes a plan with how captures by other workers have ended by now.
+    """
 
     def __init__(
-        self, request: GenerationRequest, placed: PlacedPrompt, planning: PlanningSeconds, detokenizer: Detokenizer
+        self,
+        request: GenerationRequest,
+        placed: PlacedPrompt,
+        planning: PlanningSeconds,
+        detokenizer: Detokenizer,
+        note_captures: Callable[[Plan], Plan],
     ) -> None:
         self._request = request
+        self._note_captures = note_captures
         self._placed = placed
         self._planning = planning
         self._detokenizer = detokenizer
@@ -111,6 +121,8 @@ class Reply:
         if self._prefilled is None:
             raise InternalError("the worker ended a reply that it had not begun")
         self.is_done = True
+        # Captures may have ended since, by another worker than was meant.
+        self._parts = explain_parts(self._note_captures(self._placed.plan), self._prefilled)
         usage = Usage(
             prompt_tokens=sum(part.tokens for part in self._parts),
             completion_tokens=generated_tokens,

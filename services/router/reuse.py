@@ -10,18 +10,22 @@ from typing import Self
 from services.common.errors import HypicError, UnavailableError
 from services.common.telemetry import get_logger
 from services.router.background import Background
-from services.router.captures import Capturer
+from services.router.captures import CaptureOutcome, Capturer
 from services.router.deadline import Deadline
+from services.router.domain.assignment import Assignment
 from services.router.domain.model import ModelInfo
 from services.router.domain.parts import Prompt, Reason
 from services.router.domain.placing import PlacedPrompt, apply_schedule, cold_segment, schedule_plan
 from services.router.domain.plan import (
     CacheEntry,
+    CaptureCause,
+    Captured,
     EntryKind,
     PartPlan,
     Plan,
     Served,
     draft,
+    note_captures,
     serve_live,
     settle_captures,
     settle_prefix,
@@ -86,6 +90,7 @@ class ReuseSession:
         self._renewer: asyncio.Task[None] | None = None
         self._is_complete = False
         self._schedule: Schedule | None = None
+        self._captures: list[asyncio.Task[CaptureOutcome]] = []
         self._lost: set[str] = set()
         self.plan: Plan = draft(subject.prompt, subject.model.profile, subject.options.reuse)
         self.request_id = subject.request_id
@@ -101,9 +106,15 @@ class ReuseSession:
     ) -> None:
         # Nothing is awaited here: under cancellation an await would be cut, and the lease would stay.
         background = self._services.background
+        running = [task for task in self._captures if not task.done()]
         if self._is_complete and self._deferred and background.can_capture():
             background.spawn_capture(self._capture_behind())
+        elif self._is_complete and running and background.can_capture():
+            # The reply did without; the next one has them.
+            background.spawn_capture(self._finish_behind(running))
         else:
+            for task in running:
+                task.cancel()
             self._stop_renewing()
             if self.lease_id:
                 background.spawn(self._release(self.lease_id))
@@ -111,8 +122,8 @@ class ReuseSession:
     async def settle(self) -> None:
         """Decide how every part is served, and compute what has to be computed ahead of the reply.
 
-        Cold segments are left to the worker that combines, where it captures all of them and nobody else is waited for; else
-        they are captured now, or put off with `cold: live`.
+        Cold segments are left to the worker that combines, or captured elsewhere while it begins; with `cold: live` they are put
+        off.
 
         Raises:
             UnavailableError: no worker takes prompts.
@@ -149,7 +160,7 @@ class ReuseSession:
 
     def note_first_token(self) -> None:
         """The worker now holds what it needs; the lease may end, unless captures are to follow the reply."""
-        if not self._deferred:
+        if not self._deferred and all(task.done() for task in self._captures):
             self._stop_renewing()
 
     def note_complete(self) -> None:
@@ -209,19 +220,53 @@ class ReuseSession:
         return schedule
 
     async def _capture_cold(self) -> None:
+        """Have captured what is cold.
+
+        Where nobody else is waited for, the reply begins at once: its worker captures its own share in the sweep that combines,
+        and takes the others' layer by layer as they are done. Else all of it is waited for, so that no two requests wait for
+        each other.
+        """
         schedule = self._choose()
-        combine_id, assignments = schedule.combine.worker_id, schedule.captures.assignments
-        is_alone = all(each.worker_id == combine_id for each in assignments)
-        if is_alone and not any(self.plan.with_status(Served.PENDING)):
-            self._schedule = schedule
+        (combine,) = (view for view in self._views() if view.worker_id == schedule.combine.worker_id)
+        assignments = schedule.captures.assignments
+        if any(self.plan.with_status(Served.PENDING)):
+            if assignments:
+                timeout = min(self._services.policy.capture_timeout_seconds, self.deadline.remaining() / 2)
+                orders = self._orders(assignments)
+                done = await self._services.capturer.run(assignments, orders, combine, timeout)
+                self.plan = settle_captures(self.plan, [order.key for order in orders], done.stored)
             return
-        # The worker that combines captures its share now, while the others do theirs.
-        orders = [_order(each) for each in self.plan.with_status(Served.COLD) if each.order]
-        if assignments:
-            (combine,) = (view for view in self._views() if view.worker_id == combine_id)
-            timeout = min(self._services.policy.capture_timeout_seconds, self.deadline.remaining() / 2)
-            done = await self._services.capturer.run(assignments, orders, combine, timeout)
-            self.plan = settle_captures(self.plan, [order.key for order in orders], done.stored)
+        self._schedule = schedule
+        elsewhere = [each for each in assignments if each.worker_id != combine.worker_id]
+        if elsewhere:
+            self._capture_under_way(elsewhere, combine)
+
+    def _capture_under_way(self, assignments: Sequence[Assignment], combine: WorkerView) -> None:
+        capturer = self._services.capturer
+        alternates = {each.segment.key: capturer.choose_alternate(each, combine) for each in assignments}
+        orders = self._orders(assignments)
+        run = capturer.run(assignments, orders, combine, self.deadline.remaining(), alternates)
+        self._captures.append(asyncio.create_task(run))
+        begun = {
+            each.segment.key: Captured(
+                each.worker_id,
+                CaptureCause.ASSIGNED,
+                each.arrival_seconds,
+                alternates[each.segment.key],
+                self._patience(each, alternates[each.segment.key]),
+            )
+            for each in assignments
+        }
+        self.plan = settle_captures(self.plan, list(begun), begun)
+
+    def _patience(self, assignment: Assignment, alternate_id: str) -> float:
+        """Seconds that a capture may take before something else is done; there must be time left for that."""
+        share = 4 if alternate_id else 2
+        return min(self._services.capturer.late_after(assignment), self.deadline.remaining() / share)
+
+    def _orders(self, assignments: Sequence[Assignment]) -> list[CaptureOrder]:
+        keys = {each.segment.key for each in assignments}
+        return [_order(each) for each in self.plan.with_status(Served.COLD) if each.key in keys and each.order]
 
     async def _await_pending(self) -> None:
         """Ask again on the same lease until the owners are done, at most twice as long as they said."""
@@ -252,6 +297,23 @@ class ReuseSession:
         finally:
             self._stop_renewing()
             await self._release(self.lease_id)
+
+    async def _finish_behind(self, running: Sequence[asyncio.Task[CaptureOutcome]]) -> None:
+        try:
+            await asyncio.wait(running, timeout=self._services.policy.capture_timeout_seconds)
+        finally:
+            for task in running:
+                task.cancel()
+            self._stop_renewing()
+            await self._release(self.lease_id)
+
+    def note_captures(self, plan: Plan) -> Plan:
+        """A plan with what has become by now of the captures beside the combine worker's own."""
+        for task in self._captures:
+            if task.done() and not task.cancelled():
+                outcome = task.result()
+                plan = note_captures(plan, outcome.stored, outcome.reasons.keys())
+        return plan
 
     def _stop_renewing(self) -> None:
         if self._renewer:

@@ -1,6 +1,7 @@
 """The worker's gRPC service. A call's life: check the message, hand it to the engine, pass events on, free on the way out."""
 
 import asyncio
+import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, aclosing, suppress
@@ -146,7 +147,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await self._engine.call(Submit(fetch.mark(job)))
             async for event in _until_finished(events):
                 if isinstance(event, FetchEvent):
-                    self._transfers.start(event, wanted[event.key])
+                    # What does not come leaves time to be computed.
+                    self._transfers.start(event, wanted[event.key], (context.time_remaining() or math.inf) / 2)
                     continue
                 if isinstance(event, CaptureEvent):
                     self._metrics.on_capture(event)

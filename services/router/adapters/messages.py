@@ -192,6 +192,7 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
                 sources=[
                     worker_pb2.StateSource(worker_id=each.worker_id, address=each.address) for each in part.sources
                 ],
+                source_wait_seconds=part.source_wait_seconds,
             )
             for part in order.parts
         ],

@@ -22,11 +22,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class CaptureExplanation:
-    """A capture ahead of the reply: who did it and why that worker; seconds from its order on."""
+    """A capture beside the combine: who did it and why that worker; seconds from its order on, None where it has not ended."""
 
     worker: str
     cause: str
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _explain(each: PartPlan, done: ServedPart) -> PartExplanation:
         captured_tokens=done.captured_tokens + done.reused_tokens - reused_tokens,
         reused_tokens=reused_tokens,
         tier=done.tier or each.tier if done.reused_tokens or done.captured_tokens else "",
-        reason=(done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each, served),
+        reason=(each.failure or done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each, served),
         capture=_capture(each),
         fetch=FetchExplanation(done.source, done.fetch_seconds) if done.fetch_seconds else None,
     )
@@ -156,7 +156,9 @@ def _explain(each: PartPlan, done: ServedPart) -> PartExplanation:
 
 def _capture(each: PartPlan) -> CaptureExplanation | None:
     done = each.captured
-    return None if done is None else CaptureExplanation(done.worker_id, done.cause, done.seconds)
+    if done is None:
+        return None
+    return CaptureExplanation(done.worker_id, done.cause, None if done.wait_seconds else done.seconds)
 
 
 def _reason(each: PartPlan, served: Served) -> str | None:

@@ -52,19 +52,20 @@ def cold_segment(each: PartPlan, info: ModelInfo) -> ColdSegment:
 
 
 def apply_schedule(plan: Plan, schedule: Schedule, workers: Sequence[WorkerView]) -> Plan:
-    """The plan for the chosen combine worker: what it neither holds nor fetches is computed in place, with the reason."""
-    computed, known = set(schedule.combine.computed), {worker.worker_id for worker in workers}
-    if plan.prefix_key in computed:
+    """The plan for the chosen combine worker: what nobody can give it is computed in place, with the reason.
+
+    Whether a state is fetched or computed after all is the worker's to say, by what it measures: it tries again now and then
+    what was slow.
+    """
+    known = {worker.worker_id for worker in workers}
+    combine_id = schedule.combine.worker_id
+    if plan.prefix_key and all(holder.worker_id != combine_id for holder in plan.prefix_holders):
         plan = without_prefix(plan, Reason.HELD_ELSEWHERE)
-
-    def is_computed(each: PartPlan) -> bool:
-        return _is_stored(each) and each.key in computed
-
-    def is_lost(each: PartPlan) -> bool:
-        return is_computed(each) and all(holder.worker_id not in known for holder in each.holders)
-
-    plan = serve_live(plan, is_lost, Reason.HELD_ELSEWHERE)
-    plan = serve_live(plan, is_computed, Reason.FETCH_SLOWER)
+    plan = serve_live(
+        plan,
+        lambda each: _is_stored(each) and all(holder.worker_id not in known for holder in each.holders),
+        Reason.HELD_ELSEWHERE,
+    )
     if schedule.captures.assignments:
         return plan
     return serve_live(plan, lambda each: each.served is Served.COLD and not each.captured, Reason.NO_PREFILL_WORKER)

@@ -22,6 +22,7 @@ __all__ = [
     "Snapshot",
     "Ticket",
     "draft",
+    "note_captures",
     "serve_live",
     "settle_captures",
     "settle_prefix",
@@ -99,11 +100,17 @@ class CaptureCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A capture ahead of the reply. `seconds`: from its order until it was stored."""
+    """A capture by itself, ahead of the reply or under it. `seconds`: from its order until it was stored.
+
+    While it runs: `wait_seconds` is how long it may take before it counts as late, `alternate_id` the worker that does it too
+    then, or when this one fails; empty where there is none.
+    """
 
     worker_id: str
     cause: CaptureCause
     seconds: float
+    alternate_id: str = ""
+    wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +127,8 @@ class PartPlan:
     """One part's plan. `first` is the directory's first answer, `served` the present decision.
 
     `repeats` marks a further occurrence of a segment within the prompt: it is computed once. `captured`: its state has
-    been computed for this request ahead of the reply; what is cold and has none, the worker captures as it combines.
-    `holders`: the workers that can be asked for its state.
+    been computed for this request, or is being computed; what is cold and has none, the worker captures as it combines.
+    `failure`: why it is not reused after all. `holders`: the workers that can be asked for its state.
     """
 
     part: Part
@@ -135,6 +142,7 @@ class PartPlan:
     owner_seconds: float = 0.0
     repeats: bool = False
     captured: Captured | None = None
+    failure: Reason | None = None
     holders: tuple[Holding, ...] = ()
 
     @property
@@ -255,6 +263,18 @@ def settle_captures(plan: Plan, ordered: Collection[bytes], stored: Mapping[byte
         lambda each: each.served is Served.COLD and each.key in failed,
         Reason.CAPTURE_FAILED,
     )
+
+
+def note_captures(plan: Plan, stored: Mapping[bytes, Captured], failed: Collection[bytes]) -> Plan:
+    """Captures that were under way have ended so."""
+
+    def note(each: PartPlan) -> PartPlan:
+        if each.captured is None:
+            return each
+        failure = Reason.CAPTURE_FAILED if each.key in failed else None
+        return replace(each, captured=stored.get(each.key, each.captured), failure=failure)
+
+    return replace(plan, parts=tuple(map(note, plan.parts)))
 
 
 def _segment_reason(each: PartPlan, outcome: Outcome) -> Reason | None:

@@ -121,7 +121,7 @@ class PartOrder:
     """How a part is to be served; `key` is set for SEGMENT.
 
     ticket: where nothing is stored under the key, the worker computes a state as it combines, and publishes it so; sources:
-    other workers that it may fetch the state from.
+    other workers that it may fetch the state from, which takes them so long more where they still compute it.
     """
 
     token_ids: tuple[int, ...]
@@ -129,6 +129,7 @@ class PartOrder:
     key: bytes = b""
     ticket: Ticket | None = None
     sources: tuple[Source, ...] = ()
+    source_wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

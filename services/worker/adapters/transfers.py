@@ -1,6 +1,7 @@
 """States on their way into the engine's memory, for prompts that use them layer by layer as they come."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -132,11 +133,12 @@ class Transfers:
             key: "" if key in here or key in self._transfers else self._refusal(ways[key], wanted[key]) for key in asked
         }
 
-    def start(self, event: FetchEvent, wanted: WantedState) -> None:
-        """Bring a state for which the engine has reserved room."""
+    def start(self, event: FetchEvent, wanted: WantedState, most_seconds: float = math.inf) -> None:
+        """Bring a state for which the engine has reserved room, in so much time."""
         transfer = _Transfer(event)
         self._transfers[event.key] = transfer
-        transfer.task = asyncio.create_task(self._run(transfer, wanted))
+        seconds = min(most_seconds, self._fetch_seconds + wanted.wait_seconds)
+        transfer.task = asyncio.create_task(self._run(transfer, wanted, seconds))
         self._closing.add(transfer.task)
         transfer.task.add_done_callback(self._closing.discard)
 
@@ -165,17 +167,17 @@ class Transfers:
         body = len(wanted.token_ids) - self._served.profile.seam.tokens(len(wanted.token_ids))
         return "" if self._states.policy.choose(ways, body) else "fetch_slower"
 
-    async def _run(self, transfer: _Transfer, wanted: WantedState) -> None:
+    async def _run(self, transfer: _Transfer, wanted: WantedState, seconds: float) -> None:
         """Whatever happens on the way, the engine hears of an end once."""
         event, policy = transfer.event, self._states.policy
         reason = "fetch_failed"
         try:
-            async with asyncio.timeout(self._fetch_seconds + wanted.wait_seconds):
+            async with asyncio.timeout(seconds):
                 reason, moved = await self._bring(transfer, wanted)
         except TimeoutError:
             reason, moved = "fetch_timeout", None
             if transfer.way:
-                policy.speed(transfer.way).observe_timeout(self._fetch_seconds)
+                policy.speed(transfer.way).observe_timeout(seconds)
         except asyncio.CancelledError:
             self._fail(event, "cancelled")
             raise
