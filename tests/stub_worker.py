@@ -99,6 +99,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
                 eos_token="<|im_end|>",
                 can_capture=self.can_capture,
                 can_combine=self.can_combine,
+                moves_states=True,
             )
         )
         content = self.tokenizer.to_str().encode()

@@ -143,7 +143,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._transfers.use(wanted)
         try:
             await self._residency.forget_ordered(ordered)
-            fetch = PromptFetch(await self._transfers.plan(wanted))
+            fetch = PromptFetch(await self._transfers.plan(wanted) if self._place.moves_states else {})
             await self._engine.call(Submit(fetch.mark(job)))
             async for event in _until_finished(events):
                 if isinstance(event, FetchEvent):
@@ -204,7 +204,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.FetchRequest, worker_pb2.Chunk],
     ) -> AsyncIterator[worker_pb2.Chunk]:
         """See worker.proto."""
-        if await self._engine.call(lambda engine: engine.context.is_split):
+        if not self._place.moves_states:
             raise NotFoundError(
                 "this worker's ranks hold shares of its states, which leave it for no one; compute the part"
             )

@@ -215,7 +215,12 @@ def _assemble(
     peers = PeerStates(served, settings.reached_at, ByteBudget(settings.fetch_bytes))
     transfers = Transfers(engine, served, states, peers, residency, metrics, settings.fetch_seconds)
     place = WorkerPlace(
-        settings.worker_id, settings.can_capture, settings.can_combine, settings.min_body, settings.fetch_bytes
+        settings.worker_id,
+        settings.can_capture,
+        settings.can_combine,
+        settings.min_body,
+        settings.fetch_bytes,
+        settings.tensor_parallel == 1,
     )
     service = WorkerService(served, place, engine, residency, transfers, metrics)
     return _Worker(service, residency, transfers, engine, tiers, metrics, registry)

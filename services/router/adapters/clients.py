@@ -70,6 +70,7 @@ class Description:
     def __init__(self, info: worker_pb2.WorkerInfo, tokenizer_json: bytes) -> None:
         self.worker_id = info.worker_id
         self.roles = messages.roles(info)
+        self.moves_states = info.moves_states
         self.info = messages.model_info(info)
         self.tokenizer_json = tokenizer_json
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from enum import StrEnum
 
 import grpc
@@ -14,7 +15,7 @@ from services.router.adapters.clients import Description, GrpcWorker
 from services.router.adapters.worker_load import WorkerLoad
 from services.router.domain.model import ModelRefusedError
 from services.router.domain.unmeasured import UNMEASURED
-from services.router.domain.workers import WorkerView
+from services.router.domain.workers import TransferSpeed, WorkerView
 
 __all__ = ["LinkState", "WorkerLink"]
 
@@ -23,6 +24,10 @@ _RETRY_SECONDS = 0.25
 # Building and checking a model again is work; it only helps once the worker serves another one.
 _REFUSED_RETRY_SECONDS = 5.0
 _REPORT_SECONDS = 1.0
+
+
+# To workers whose states go to nobody, and who take nobody's.
+_NO_WAY = TransferSpeed(1e9, 1.0)
 
 
 class LinkState(StrEnum):
@@ -83,9 +88,12 @@ class WorkerLink:
         """As scheduling sees it; raises ValueError before it has been described."""
         if self.description is None:
             raise ValueError(f"the worker at {self.address} has not been described")
+        speeds = self._speeds
+        if not self.description.moves_states:
+            speeds = replace(speeds, same_host=_NO_WAY, other_host=_NO_WAY)
         return WorkerView(
             worker_id=self.description.worker_id,
-            speeds=self._speeds,
+            speeds=speeds,
             roles=self.description.roles,
             host=self.address.rpartition(":")[0],
             backlog_seconds=self.load.backlog_seconds(self._speeds),

@@ -55,7 +55,8 @@ _FINISH_MESSAGE = {
 class WorkerPlace:
     """Which of several workers this one is, and what it does.
 
-    min_body: segments with a shorter body are computed live; fetch_bytes: of layers on their way out that are in memory at once.
+    min_body: segments with a shorter body are computed live; fetch_bytes: of layers on their way out that are in memory at once;
+    moves_states: its states go to other workers, and it takes theirs.
     """
 
     worker_id: str
@@ -63,6 +64,7 @@ class WorkerPlace:
     can_combine: bool = True
     min_body: int = 16
     fetch_bytes: int = 256 << 20
+    moves_states: bool = True
 
 
 def service_error(error: EngineError) -> HypicError:
@@ -231,6 +233,7 @@ def describe(served: ServedModel, place: WorkerPlace) -> Iterator[worker_pb2.Des
         can_combine=place.can_combine,
         state_bytes=served.state_bytes,
         state_token_bytes=served.token_bytes,
+        moves_states=place.moves_states,
     )
     yield worker_pb2.DescribeResponse(info=info)
     for start in range(0, len(served.tokenizer_json), CHUNK_BYTES):
