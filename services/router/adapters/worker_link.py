@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import grpc
 
-from services.common.errors import DeadlineError, HypicError
+from services.common.errors import HypicError
 from services.common.rpc import create_channel
 from services.common.telemetry import get_logger
 from services.router.adapters.clients import Description, GrpcWorker
@@ -141,14 +141,11 @@ class WorkerLink:
     async def _ask(self) -> None:
         try:
             report = await self.worker.report(_REPORT_SECONDS)
-        except DeadlineError:
-            if time.monotonic() - self._answered_at > self._silence_seconds:
-                trouble = f"the worker at {self.address} has not answered for {self._silence_seconds:g} s"
-                self._become(LinkState.SILENT, trouble)
-            return
         except HypicError as error:
-            # A connection that breaks is seen by its state.
-            get_logger().debug("worker_report_failed", address=self.address, error=str(error))
+            # A connection that breaks is seen by its state; one to a proxy stands while nobody is behind it.
+            if time.monotonic() - self._answered_at > self._silence_seconds:
+                trouble = f"the worker at {self.address} has not answered for {self._silence_seconds:g} s: {error}"
+                self._become(LinkState.SILENT, trouble)
             return
         self._answered_at = time.monotonic()
         self._speeds = report.speeds

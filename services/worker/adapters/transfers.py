@@ -137,7 +137,9 @@ class Transfers:
         """Bring a state for which the engine has reserved room, in so much time."""
         transfer = _Transfer(event)
         self._transfers[event.key] = transfer
-        seconds = min(most_seconds, self._fetch_seconds + wanted.wait_seconds)
+        # Each of those that may still compute it gets its time.
+        tries = len(wanted.sources) if wanted.wait_seconds else 1
+        seconds = min(most_seconds, tries * (self._fetch_seconds + wanted.wait_seconds))
         transfer.task = asyncio.create_task(self._run(transfer, wanted, seconds))
         self._closing.add(transfer.task)
         transfer.task.add_done_callback(self._closing.discard)

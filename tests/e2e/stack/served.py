@@ -20,7 +20,7 @@ from hypic.v1 import cache_pb2, cache_pb2_grpc
 from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port, grpc_ready
 
-__all__ = ["ServedStack", "child_pids", "is_running", "wait_until"]
+__all__ = ["ServedStack", "child_pids", "is_running", "read_metric", "wait_until"]
 
 _START_SECONDS = 90.0
 _END_SECONDS = 60.0
@@ -46,6 +46,16 @@ def _read_proc(pid: int, name: str) -> list[str]:
         return Path(f"/proc/{pid}/{name}").read_text().rstrip("\0").split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def read_metric(port: int, name: str, labels: str = "") -> float:
+    """The sum of a metric's samples whose labels hold this text; NaN where nobody serves it."""
+    try:
+        text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text
+    except httpx2.TransportError:
+        return float("nan")
+    samples = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")) and labels in line]
+    return sum(float(line.rpartition(" ")[2]) for line in samples)
 
 
 def free_ports(count: int) -> int:
@@ -172,12 +182,7 @@ class ServedStack:
         """
         if service == "workers":
             return sum(self.gauge(each, name, labels) for each in self.workers)
-        try:
-            text = httpx2.get(f"http://127.0.0.1:{self._metrics_ports[service]}/metrics", timeout=5).text
-        except httpx2.TransportError:
-            return float("nan")
-        samples = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")) and labels in line]
-        return sum(float(line.rpartition(" ")[2]) for line in samples)
+        return read_metric(self._metrics_ports[service], name, labels)
 
     def captures(self) -> float:
         """Segments that the workers' present processes have captured."""
