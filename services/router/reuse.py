@@ -206,7 +206,9 @@ class ReuseSession:
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            if not query.lease_id:
+            if query.lease_id:
+                call.cancel()
+            else:
                 self._services.background.spawn(self._release_late(call))
             raise
 

@@ -1,5 +1,6 @@
 """Several workers: what they answer is what one answers, whoever captures, holds and combines."""
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,9 +12,11 @@ import pytest
 
 from tests.e2e.stack.asking import Answer, ask, document
 from tests.e2e.stack.checkpoint import write_random_checkpoint
+from tests.e2e.stack.leaving import leave_anywhere
 from tests.e2e.stack.served import ServedStack, wait_until
 
 DOCUMENTS = [document(f"workers {index}", 150 + 60 * index) for index in range(6)]
+NUM_LEAVING = int(os.environ.get("HYPIC_LEAVING_CLIENTS", "200"))
 # Cold, warm, in another order, with a new one, and computed whole.
 REQUESTS: list[dict[str, Any]] = [
     {"documents": DOCUMENTS[:4]},
@@ -131,3 +134,15 @@ def test_fifty_requests_for_one_new_document_capture_it_once(pair: ServedStack) 
     assert served.count("hit") == 49
     assert pair.captures() == before + 1
     assert {answer.raw["hypic"]["placing"]["worker"] for answer in answers} == set(pair.workers)
+
+
+def test_clients_that_leave_anywhere_free_every_worker(pair: ServedStack) -> None:
+    """Slots, pages, leases and streams of both; the fixture looks at what is left in the end."""
+    documents = [document(f"leaving {index}", 400) for index in range(40)]
+    statuses = leave_anywhere(pair, documents, NUM_LEAVING, longest_seconds=0.6)
+    assert set(statuses) <= {0, 200, 429}
+    assert statuses.count(0) >= NUM_LEAVING / 10
+    pair.wait_idle()
+    pair.forget_everything()
+    for name in range(0, 40, 13):
+        assert ask(pair, [documents[name]]).served == ["cold"]
