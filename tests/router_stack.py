@@ -16,7 +16,7 @@ from services.common.rpc import HealthSwitch, create_server
 from services.router import bootstrap
 from services.router.settings import RouterSettings
 from tests.stub_cache import StubCache
-from tests.stub_worker import StubWorker
+from tests.stub_worker import StubPrefill, StubWorker
 
 Result = TypeVar("Result")
 
@@ -39,13 +39,26 @@ class StubServices:
         self._thread = threading.Thread(target=self._run_loop, daemon=True)
         self._servers: list[grpc.aio.Server] = []
         self.worker_port = 0
+        self.prefill_port = 0
         self.cache_port = 0
 
     def __enter__(self) -> Self:
         self._thread.start()
         self.start_cache()
+        if not self.worker.can_capture:
+            self.prefill_port = self._serve_worker(self._create_prefill(), 0)[1]
         self.start_worker()
         return self
+
+    def _create_prefill(self) -> StubPrefill:
+        return StubPrefill(
+            self.cache, self.worker.tokenizer, worker_id="stub-prefill", can_combine=False, behind=self.worker
+        )
+
+    @property
+    def worker_addresses(self) -> str:
+        """As the router's settings name them."""
+        return ",".join(f"127.0.0.1:{port}" for port in (self.worker_port, self.prefill_port) if port)
 
     def __exit__(self, *_: object) -> None:
         for server in self._servers:
@@ -64,10 +77,11 @@ class StubServices:
 
     def start_worker(self) -> grpc.aio.Server:
         """Serve the worker, on the same port as before."""
-        server, self.worker_port = self._serve(
-            lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.worker, server), self.worker_port
-        )
+        server, self.worker_port = self._serve_worker(self.worker, self.worker_port)
         return server
+
+    def _serve_worker(self, worker: StubWorker, port: int) -> tuple[grpc.aio.Server, int]:
+        return self._serve(lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server), port)
 
     def start_cache(self) -> grpc.aio.Server:
         """Serve the cache service, on the same port as before."""
@@ -102,7 +116,7 @@ class StubServices:
 
 
 class RouterStack(StubServices):
-    """Stub services and the router, served over HTTP. can_capture: as `WorkerInfo` says of the worker."""
+    """Stub services and the router, served over HTTP. can_capture: whether one worker does all, or another one captures."""
 
     def __init__(self, settings: RouterSettings | None = None, *, can_capture: bool = True) -> None:
         super().__init__(can_capture=can_capture)
@@ -111,7 +125,7 @@ class RouterStack(StubServices):
     def __enter__(self) -> Self:
         super().__enter__()
         addresses = {
-            "worker_address": f"127.0.0.1:{self.worker_port}",
+            "workers": self.worker_addresses,
             "cache_address": f"127.0.0.1:{self.cache_port}",
         }
         settings = self._settings.model_copy(update={"port": 0, **addresses})
@@ -121,6 +135,7 @@ class RouterStack(StubServices):
         self._serving = self.submit(self._server.serve(sockets=[listener]))
         self.http = httpx2.Client(base_url=self.url, timeout=20)
         wait_until(self.is_ready)
+        wait_until(self._knows_workers)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,6 +143,12 @@ class RouterStack(StubServices):
         self._server.should_exit = True
         self._serving.result(20)
         super().__exit__()
+
+    def _knows_workers(self) -> bool:
+        lines = self.http.get("/metrics").text.splitlines()
+        return [line for line in lines if line.startswith("hypic_workers") and 'state="ready"' in line] != [] and not [
+            line for line in lines if line.startswith("hypic_workers") and 'state="connecting"' in line
+        ]
 
     def is_ready(self) -> bool:
         return self.http.get("/health/ready").status_code == 200

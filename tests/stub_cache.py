@@ -29,6 +29,7 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
     plan_delay_seconds: float = 0.0
     owner_expires_in_seconds: float = 5.0
     publish_delay_seconds: float = 0.0
+    workers: list[cache_pb2.RegisteredWorker] = field(default_factory=list)
     published: list[cache_pb2.PublishRequest] = field(default_factory=list)
 
     async def Plan(self, request: cache_pb2.PlanRequest, context: PlanContext) -> cache_pb2.PlanResponse:  # noqa: N802
@@ -92,6 +93,22 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
         context: grpc.aio.ServicerContext[cache_pb2.HeartbeatRequest, cache_pb2.HeartbeatResponse],
     ) -> cache_pb2.HeartbeatResponse:
         return cache_pb2.HeartbeatResponse(time_to_live_seconds=30)
+
+    async def ListWorkers(  # noqa: N802
+        self,
+        request: cache_pb2.ListWorkersRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.ListWorkersRequest, cache_pb2.ListWorkersResponse],
+    ) -> cache_pb2.ListWorkersResponse:
+        if self.is_down:
+            raise UnavailableError("the stub is down")
+        return cache_pb2.ListWorkersResponse(workers=self.workers)
+
+    async def PublishCopy(  # noqa: N802
+        self,
+        request: cache_pb2.PublishCopyRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.PublishCopyRequest, cache_pb2.PublishResponse],
+    ) -> cache_pb2.PublishResponse:
+        return cache_pb2.PublishResponse(outcome=cache_pb2.PUBLISH_OUTCOME_FENCED)
 
     async def RegisterDocument(  # noqa: N802
         self,

@@ -1,7 +1,8 @@
 """A worker that computes nothing: it replies with fixed text, and serves parts by the keys that it was told to hold."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import grpc
@@ -58,11 +59,16 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     deaths_before_first_token: int = 0
     dies_after_tokens: int = -1
     drops_states: bool = False
+    worker_id: str = "stub"
+    profile_digest: str = "profile-1"
     can_capture: bool = True
+    can_combine: bool = True
+    is_draining: bool = False
     held: set[bytes] = field(default_factory=set)
     requests: list[worker_pb2.GenerateRequest] = field(default_factory=list)
     captures: list[worker_pb2.CaptureRequest] = field(default_factory=list)
     begun: list[bytes] = field(default_factory=list)
+    failed: Counter[bytes] = field(default_factory=Counter)
     num_running: int = 0
     num_cancelled: int = 0
 
@@ -71,13 +77,17 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.DescribeRequest,
         context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeResponse],
     ) -> AsyncIterator[worker_pb2.DescribeResponse]:
+        for message in self.describe():
+            yield message
+
+    def describe(self) -> Iterator[worker_pb2.DescribeResponse]:
         yield worker_pb2.DescribeResponse(
             info=worker_pb2.WorkerInfo(
-                worker_id="stub",
+                worker_id=self.worker_id,
                 model_name=MODEL_NAME,
                 model_revision="revision-1",
                 profile=worker_pb2.Profile(
-                    digest="profile-1",
+                    digest=self.profile_digest,
                     min_segment_tokens=MIN_SEGMENT_TOKENS,
                     min_body=MIN_BODY,
                     document_open="<|document_start|>",
@@ -88,7 +98,8 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
                 stop_token_ids=[SPECIAL_TOKENS.index("<|im_end|>")],
                 eos_token="<|im_end|>",
                 can_capture=self.can_capture,
-                can_combine=True,
+                can_combine=self.can_combine,
+                moves_states=True,
             )
         )
         content = self.tokenizer.to_str().encode()
@@ -104,9 +115,11 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.begun += [segment.key for segment in request.segments]
         await asyncio.sleep(self.capture_delay_seconds)
         if self.broken_captures:
+            self.failed.update(segment.key for segment in request.segments)
             raise InternalError("the stub's captures are broken")
         for segment in request.segments:
             if self.failing_captures:
+                self.failed[segment.key] += 1
                 outcome = worker_pb2.CAPTURE_OUTCOME_FAILED
                 yield worker_pb2.CaptureEvent(key=segment.key, outcome=outcome, reason="over budget")
                 continue
@@ -150,10 +163,18 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.held -= dropped
         return worker_pb2.DropResponse(num_dropped=len(dropped))
 
+    async def Report(  # noqa: N802
+        self,
+        request: worker_pb2.ReportRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ReportRequest, worker_pb2.ReportResponse],
+    ) -> worker_pb2.ReportResponse:
+        return worker_pb2.ReportResponse(draining=self.is_draining)
+
     async def _events(self, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.GenerateEvent]:
         if ordered := [part.key for part in request.parts if part.HasField("capture")]:
             self.begun += ordered
             await asyncio.sleep(self.capture_delay_seconds)
+        await self._wait_for_sources(request)
         parts = [self._serve(part, request) for part in request.parts]
         for snapshot in request.snapshots:
             self.held.add(snapshot.key)
@@ -173,6 +194,15 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         yield worker_pb2.GenerateEvent(
             finished=worker_pb2.Finished(reason=reason, decode_seconds=0.003, generated_tokens=len(shown))
         )
+
+    async def _wait_for_sources(self, request: worker_pb2.GenerateRequest) -> None:
+        """As a fetch of what is being captured does."""
+        before = self.failed.copy()
+        for part in request.parts:
+            for _ in range(int(part.source_wait_seconds / 0.01)):
+                if part.key in self.held or self.failed[part.key] > before[part.key]:
+                    break
+                await asyncio.sleep(0.01)
 
     def _serve(self, part: worker_pb2.PromptPart, request: worker_pb2.GenerateRequest) -> worker_pb2.ServedPart:
         length = len(part.token_ids)
@@ -198,3 +228,18 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.ServedPart(
             serving=part.serving, live_tokens=SEAM_WINDOW, captured_tokens=length - SEAM_WINDOW, tier="host"
         )
+
+
+@dataclass
+class StubPrefill(StubWorker):
+    """The same worker at another address, where it captures and does not combine; records are those of `behind`."""
+
+    behind: "StubWorker" = field(kw_only=True)
+
+    async def Capture(  # noqa: N802
+        self,
+        request: worker_pb2.CaptureRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.CaptureRequest, worker_pb2.CaptureEvent],
+    ) -> AsyncIterator[worker_pb2.CaptureEvent]:
+        async for event in self.behind.Capture(request, context):
+            yield event

@@ -59,6 +59,12 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
             return messages.publish_message(await self._cache.publish(messages.publish_order(request)))
 
     @override
+    async def PublishCopy(self, request: pb.PublishCopyRequest, context: _Context) -> pb.PublishResponse:
+        """Make a fetched copy visible."""
+        with _wire_errors():
+            return messages.publish_message(await self._cache.publish_copy(messages.copy_order(request)))
+
+    @override
     async def Invalidate(self, request: pb.InvalidateRequest, context: _Context) -> pb.InvalidateResponse:
         """Make a document, a tag's documents, a tenant or a model unreachable."""
         with _wire_errors():
@@ -138,8 +144,14 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         """Note a worker's life and copies."""
         with _wire_errors():
             resident = messages.resident_copies(request)
-            drop_keys = await self._cache.heartbeat(request.worker_id, request.address, resident)
+            drop_keys = await self._cache.heartbeat(messages.worker_record(request), resident)
         return pb.HeartbeatResponse(drop_keys=drop_keys, time_to_live_seconds=self._worker_ttl_seconds)
+
+    @override
+    async def ListWorkers(self, request: pb.ListWorkersRequest, context: _Context) -> pb.ListWorkersResponse:
+        """Living workers."""
+        with _wire_errors():
+            return messages.workers_message(await self._cache.list_workers())
 
 
 @contextmanager

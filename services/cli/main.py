@@ -15,7 +15,7 @@ from services.cli import keys, models, replay, simulate
 from services.cli.examples import client_examples
 from services.cli.orphans import end_with_supervisor
 from services.cli.state import default_state_directory
-from services.cli.supervisor import Stack, StackOptions, StackStartError
+from services.cli.supervisor import BOTH_ROLES, Stack, StackOptions, StackStartError
 
 __all__ = ["app", "main"]
 
@@ -49,6 +49,14 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class Role(StrEnum):
+    """What a worker of `hypic up` does."""
+
+    PREFILL = "prefill"
+    COMBINE = "combine"
+    BOTH = BOTH_ROLES
 
 
 @app.command()
@@ -88,12 +96,18 @@ def up(
         ),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.INFO,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Number of workers; on GPUs one each.")] = 1,
+    role: Annotated[
+        list[Role] | None, typer.Option(help="What the first worker does, the second and so on; default: both.")
+    ] = None,
 ) -> None:
-    """Serve the whole stack on this machine: router, cache service and one worker, restarted when they die."""
+    """Serve the whole stack on this machine: router, cache service and workers, restarted when they die."""
     from services.common.telemetry import configure_logging
 
     configure_logging("supervisor", log_level, "console")
-    options = StackOptions(checkpoint.resolve(), host, port, log_level)
+    roles = [one.value for one in role or []][:workers]
+    roles += [BOTH_ROLES] * (workers - len(roles))
+    options = StackOptions(checkpoint.resolve(), host, port, log_level, roles=tuple(roles))
     stack = Stack(replace(options, state_directory=state or _default_state(port)))
     try:
         raise typer.Exit(asyncio.run(_serve_until_signal(stack)))

@@ -9,12 +9,12 @@ from hypic.v1 import worker_pb2
 
 from services.common.content import content_hash
 from services.router.adapters.clients import Description
-from services.router.adapters.worker_watch import build_model
+from services.router.adapters.model_builder import build_model
 from services.router.domain.parts import PartKind, Prompt
 from services.router.domain.request import ChatPrompt, Document, Message, Role, Text
 from services.router.served_model import ServedModel
 from services.worker.adapters.engine_builder import build_engine
-from services.worker.adapters.messages import describe
+from services.worker.adapters.messages import WorkerPlace, describe
 from services.worker.adapters.served_model import ServedModel as WorkerModel
 from services.worker.adapters.served_model import read_served_model
 from services.worker.engine.loop import Engine
@@ -71,7 +71,7 @@ def describe_model(settings: WorkerSettings, served: WorkerModel) -> ServedModel
     Raises:
         ModelRefusedError: the template or tokenizer fails the start-up check.
     """
-    info, tokenizer = _split(describe(served, settings.worker_id, settings.min_body))
+    info, tokenizer = _split(describe(served, WorkerPlace(settings.worker_id, min_body=settings.min_body)))
     return build_model(Description(info, tokenizer), _MEMO_BYTES)
 
 

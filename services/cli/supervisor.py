@@ -1,4 +1,4 @@
-"""`hypic up`: router, cache service and one worker as children of one process, restarted when they die."""
+"""`hypic up`: router, cache service and workers as children of one process, restarted when they die."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from services.cli.ports import free_port, grpc_ready, http_ready
 from services.cli.state import state_variables
 from services.common.telemetry import get_logger
 
-__all__ = ["Stack", "StackOptions", "StackStartError"]
+__all__ = ["BOTH_ROLES", "Stack", "StackOptions", "StackStartError"]
 
 _POLL_SECONDS = 0.05
 _START_SECONDS = 120.0
@@ -22,6 +22,7 @@ _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 # A child that lived this long has started well; its next failure is not part of a series.
 _STEADY_SECONDS = 30.0
+BOTH_ROLES = "prefill,combine"
 
 
 class StackStartError(Exception):
@@ -30,7 +31,8 @@ class StackStartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """checkpoint: the model to serve; port 0 takes a free one; variables go to every child.
+    """checkpoint: the model to serve; port 0 takes a free one; variables go to every child; roles: of every worker, as
+    `HYPIC_WORKER_ROLES` writes them, and how many there are.
 
     state_directory: what outlives the stack, see `state.py`; without one nothing does, though services may be restarted.
     """
@@ -42,13 +44,20 @@ class StackOptions:
     log_format: str = "console"
     variables: Mapping[str, str] = field(default_factory=dict)
     state_directory: Path | None = None
+    roles: tuple[str, ...] = (BOTH_ROLES,)
 
 
 class _Child:
-    """One service's process. Restarts it whenever it dies, with growing pauses, until it is told to stop."""
+    """One service's process. Restarts it whenever it dies, with growing pauses, until it is told to stop.
 
-    def __init__(self, name: str, variables: Mapping[str, str], is_ready: Callable[[], Awaitable[bool]]) -> None:
+    service: which `hypic` command it runs.
+    """
+
+    def __init__(
+        self, name: str, service: str, variables: Mapping[str, str], is_ready: Callable[[], Awaitable[bool]]
+    ) -> None:
         self.name = name
+        self._service = service
         self._variables = variables
         self._is_ready = is_ready
         self._process: asyncio.subprocess.Process | None = None
@@ -102,7 +111,7 @@ class _Child:
                 sys.executable,
                 "-m",
                 "services.cli.main",
-                self.name,
+                self._service,
                 env={**os.environ, **self._variables, SUPERVISOR_VARIABLE: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
@@ -123,15 +132,15 @@ class Stack:
 
     def __init__(self, options: StackOptions) -> None:
         port = options.port or free_port()
-        cache_address, worker_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        cache_address = f"127.0.0.1:{free_port()}"
+        workers = [f"127.0.0.1:{free_port()}" for _ in options.roles]
         self.base_url = f"http://{_reached_at(options.host)}:{port}"
         self.model_name = options.checkpoint.name
         addresses = {
             "HYPIC_CACHE_LISTEN_ADDRESS": cache_address,
             "HYPIC_WORKER_CACHE_ADDRESS": cache_address,
             "HYPIC_ROUTER_CACHE_ADDRESS": cache_address,
-            "HYPIC_WORKER_LISTEN_ADDRESS": worker_address,
-            "HYPIC_ROUTER_WORKER_ADDRESS": worker_address,
+            "HYPIC_ROUTER_WORKERS": ",".join(workers),
             "HYPIC_ROUTER_HOST": options.host,
             "HYPIC_ROUTER_PORT": str(port),
             "HYPIC_WORKER_CHECKPOINT": str(options.checkpoint),
@@ -145,25 +154,28 @@ class Stack:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         ready_url = f"{self.base_url}/health/ready"
         self._children = (
-            _Child("cache", self._variables, lambda: grpc_ready(cache_address)),
-            _Child("worker", self._variables, lambda: grpc_ready(worker_address)),
-            _Child("router", self._variables, lambda: http_ready(ready_url)),
+            _Child("cache", "cache", self._variables, lambda: grpc_ready(cache_address)),
+            *(
+                _worker(index, address, roles, self._variables, len(workers))
+                for index, (address, roles) in enumerate(zip(workers, options.roles, strict=True))
+            ),
+            _Child("router", "router", self._variables, lambda: http_ready(ready_url)),
         )
 
     def pid(self, name: str) -> int:
-        """The process of `cache`, `worker` or `router`; 0 between two restarts."""
+        """The process of `cache`, `worker-0` and so on, or `router`; 0 between two restarts."""
         return next(child.pid for child in self._children if child.name == name)
 
     async def start(self) -> None:
-        """Returns when all three are ready. Stops what it has started before it raises.
+        """Returns when all are ready. Stops what it has started before it raises.
 
         Raises:
             StackStartError: one of them did not come up, or the state directory cannot be used.
         """
         try:
             self._variables |= self._open_state()
-            cache, worker, router = self._children
-            await asyncio.gather(cache.start(), worker.start())
+            *others, router = self._children
+            await asyncio.gather(*(child.start() for child in others))
             await router.start()
         except BaseException:
             await self.stop()
@@ -193,6 +205,21 @@ class Stack:
                 if child.fatal_status is not None:
                     return child.name
             await asyncio.sleep(0.5)
+
+
+def _worker(index: int, address: str, roles: str, variables: Mapping[str, str], num_workers: int) -> _Child:
+    asked = {**os.environ, **variables}
+    own = {"HYPIC_WORKER_LISTEN_ADDRESS": address}
+    if roles != BOTH_ROLES:
+        own["HYPIC_WORKER_ROLES"] = roles
+    if num_workers > 1:
+        # An id, a GPU and a metrics port each.
+        own["HYPIC_WORKER_WORKER_ID"] = f"worker-{index}"
+        if asked.get("HYPIC_WORKER_DEVICE") == "cuda":
+            own["HYPIC_WORKER_DEVICE"] = f"cuda:{index}"
+        if int(asked.get("HYPIC_WORKER_METRICS_PORT") or 0):
+            own["HYPIC_WORKER_METRICS_PORT"] = str(int(asked["HYPIC_WORKER_METRICS_PORT"]) + index)
+    return _Child(f"worker-{index}", "worker", {**variables, **own}, lambda: grpc_ready(address))
 
 
 def _reached_at(host: str) -> str:

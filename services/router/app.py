@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
 
 from services.common.errors import InternalError, UnavailableError
 from services.common.telemetry import get_logger, new_request_id
 from services.router.deadline import Deadline
 from services.router.domain.parts import Prompt
+from services.router.domain.placing import PlacedPrompt
 from services.router.domain.plan import PartPlan, Served
-from services.router.domain.ports import GenerateOrder, PartOrder, PartServing
+from services.router.domain.ports import GenerateOrder, PartOrder, PartServing, Work
 from services.router.domain.request import ChatPrompt, GenerationRequest, PromptError, TextPrompt
 from services.router.reply import Done, PlanningSeconds, Reply, ReplyEvent, Started
 from services.router.reuse import ReuseServices, ReuseSession, ReuseSubject
@@ -21,6 +22,7 @@ __all__ = ["Router", "RouterLimits"]
 
 # Tokenizing this many characters takes about a millisecond; longer texts leave the event loop free.
 _INLINE_CHARACTERS = 4096
+_SERVINGS = {Served.PREFIX: PartServing.PREFIX}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class RouterLimits:
 
 
 class Router:
-    """Answers requests with one worker and one cache service."""
+    """Answers requests with the workers that there are, and one cache service."""
 
     def __init__(self, models: Models, services: ReuseServices, limits: RouterLimits) -> None:
         self._models = models
@@ -41,7 +43,8 @@ class Router:
         self._limits = limits
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
-        """The reply as it comes; one second attempt when the worker goes away before the first token.
+        """The reply as it comes. A worker that goes away before the first token costs another attempt: on another worker, or
+        once on one that comes back in time.
 
         Raises:
             PromptError: the request can never be served.
@@ -60,7 +63,7 @@ class Router:
         except UnavailableError as error:
             if has_started:
                 raise
-            get_logger().warning("worker_lost_before_first_token", error=str(error))
+            get_logger().warning("no_worker_left", error=str(error))
         back = await self._models.wait_back(min(self._limits.worker_wait_seconds, deadline.remaining()))
         model = self._require(request.model, back)
         async with aclosing(self._answer(request, model, deadline, arrival)) as events:
@@ -74,21 +77,86 @@ class Router:
         request = self._fit_context(request, prompt, model)
         subject = ReuseSubject(new_request_id(), prompt, model.info, request.options, request.namespace)
         async with ReuseSession(self._services, subject, deadline) as session:
-            plan = await session.settle()
-            planning = PlanningSeconds(session.plan_seconds, session.capture_seconds)
-            reply = Reply(request, plan, planning, model.new_detokenizer())
-            order = _order(subject.request_id, session, request, model)
-            async with aclosing(self._services.worker.generate(order, deadline.remaining())) as events:
+            await session.settle()
+            while True:
+                placed, has_started = session.place(), False
+                try:
+                    async with aclosing(self._combine(request, model, session, placed, arrival)) as events:
+                        async for event in events:
+                            has_started = True
+                            yield event
+                    return
+                except UnavailableError as error:
+                    if has_started:
+                        raise
+                    await self._leave(session, placed.worker_id, error)
+
+    async def _leave(self, session: ReuseSession, worker_id: str, error: UnavailableError) -> None:
+        """Replay on another worker; where there is none, the error that this one left."""
+        get_logger().warning("worker_lost_before_first_token", worker_id=worker_id, error=str(error))
+        try:
+            await session.leave(worker_id)
+        except UnavailableError:
+            raise error from None
+
+    async def _combine(
+        self,
+        request: GenerationRequest,
+        model: ServedModel,
+        session: ReuseSession,
+        placed: PlacedPrompt,
+        arrival: float,
+    ) -> AsyncGenerator[ReplyEvent]:
+        """One worker's reply."""
+        planning = PlanningSeconds(session.plan_seconds, session.capture_seconds)
+        reply = Reply(request, placed, planning, model.new_detokenizer(), session.note_captures)
+        workers, worker_id = self._services.workers, placed.worker_id
+        order = self._order(session, placed, request, model)
+        combining = ExitStack()
+        combining.enter_context(workers.occupy(worker_id, Work(placed.schedule.combine.combine_seconds)))
+        with workers.occupy(worker_id, Work(0.0, is_request=True)), combining:
+            async with aclosing(workers.find(worker_id).generate(order, session.deadline.remaining())) as events:
                 async for event in events:
                     for shown in reply.take(event, time.monotonic() - arrival):
                         if isinstance(shown, Started):
+                            combining.close()
                             session.note_first_token()
                         elif isinstance(shown, Done):
                             session.note_complete()
                         yield shown
                     if reply.is_done:
                         return
-            raise InternalError("the worker's stream ended without a finish")
+        raise InternalError("the worker's stream ended without a finish")
+
+    def _order(
+        self, session: ReuseSession, placed: PlacedPrompt, request: GenerationRequest, model: ServedModel
+    ) -> GenerateOrder:
+        return GenerateOrder(
+            request_id=session.request_id,
+            lease_id=session.lease_id,
+            parts=tuple(self._part_order(each, placed.worker_id) for each in placed.plan.parts),
+            sampling=request.sampling,
+            stop_token_ids=model.info.stop_token_ids,
+            prefix_key=placed.plan.prefix_key,
+            snapshots=placed.plan.snapshots,
+        )
+
+    def _part_order(self, each: PartPlan, combine_id: str) -> PartOrder:
+        if each.served not in (Served.HIT, Served.COLD):
+            return PartOrder(each.part.token_ids, _SERVINGS.get(each.served, PartServing.LIVE))
+        wait_seconds = 0.0 if each.captured is None else each.captured.wait_seconds
+        # What the combine worker itself still captures, for the one before it that was lost, it takes as from another.
+        holders = [holder.worker_id for holder in each.holders]
+        if each.captured is not None and each.captured.alternate_id:
+            holders.append(each.captured.alternate_id)
+        return PartOrder(
+            each.part.token_ids,
+            PartServing.SEGMENT,
+            each.key,
+            each.order,
+            self._services.workers.sources([holder for holder in holders if holder != combine_id or wait_seconds]),
+            wait_seconds,
+        )
 
     def _require(self, name: str, model: ServedModel) -> ServedModel:
         if name != model.info.name:
@@ -130,28 +198,3 @@ def _num_characters(prompt: ChatPrompt | TextPrompt) -> int:
 
 def _prompt_field(request: GenerationRequest) -> str:
     return "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
-
-
-def _order(request_id: str, session: ReuseSession, request: GenerationRequest, model: ServedModel) -> GenerateOrder:
-    return GenerateOrder(
-        request_id=request_id,
-        lease_id=session.lease_id,
-        parts=_part_orders(session.plan.parts),
-        sampling=request.sampling,
-        stop_token_ids=model.info.stop_token_ids,
-        prefix_key=session.plan.prefix_key,
-        snapshots=session.plan.snapshots,
-    )
-
-
-def _part_orders(parts: Sequence[PartPlan]) -> tuple[PartOrder, ...]:
-    servings = {Served.PREFIX: PartServing.PREFIX, Served.HIT: PartServing.SEGMENT, Served.COLD: PartServing.SEGMENT}
-    return tuple(
-        PartOrder(
-            each.part.token_ids,
-            servings.get(each.served, PartServing.LIVE),
-            each.key if each.served in (Served.HIT, Served.COLD) else b"",
-            each.order,
-        )
-        for each in parts
-    )

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import FrameType
 
-import grpc
 import uvicorn
 import uvloop
 from fastapi import FastAPI
@@ -18,18 +17,22 @@ from prometheus_client import CollectorRegistry
 from services.common.rpc import create_channel
 from services.common.telemetry import configure_logging, get_logger
 from services.router.adapters.auth import Gate
-from services.router.adapters.clients import GrpcDirectory, GrpcWorker
+from services.router.adapters.clients import GrpcDirectory
+from services.router.adapters.discovery import find_named, find_registered, keep_finding
 from services.router.adapters.document_client import GrpcDocuments
 from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app
 from services.router.adapters.http_documents import DocumentSurface
 from services.router.adapters.http_pins import PinSurface
 from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey
 from services.router.adapters.metrics import MeteredRouter, RouterMetrics
+from services.router.adapters.model_builder import build_model
 from services.router.adapters.parse import RequestParser
 from services.router.adapters.quotas import BoundedRouter
-from services.router.adapters.worker_watch import WorkerWatch, build_model
+from services.router.adapters.worker_pool import WorkerPool
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
+from services.router.captures import Capturer
+from services.router.domain.hedging import HedgePolicy
 from services.router.domain.tenancy import Keys, hash_key
 from services.router.library import Library, LibraryServices
 from services.router.reuse import ReusePolicy, ReuseServices
@@ -85,39 +88,42 @@ async def serve(settings: RouterSettings, listener: socket.socket) -> None:
 
 def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     """The application; its channels open with its lifespan, in the loop that serves it."""
-    worker_channel = create_channel(settings.worker_address)
     cache_channel = create_channel(settings.cache_address)
-    worker = GrpcWorker(worker_channel)
-    watch = WorkerWatch(worker_channel, worker, partial(build_model, memo_bytes=settings.tokenizer_memo_bytes))
+    pool = WorkerPool(partial(build_model, memo_bytes=settings.tokenizer_memo_bytes), settings.worker_silence_seconds)
+    find = find_named(settings.worker_places) if settings.workers else find_registered(cache_channel)
     background = Background(settings.max_background_captures)
     policy = _reuse_policy(settings)
     directory = GrpcDirectory(cache_channel)
-    services = ReuseServices(directory, worker, background, policy)
+    metrics = RouterMetrics(CollectorRegistry(), pool.states)
+    capturer = Capturer(pool, _hedge_policy(settings), metrics)
+    services = ReuseServices(directory, pool, capturer, background, policy)
     gate = Gate(_keys(settings))
     limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
-    metrics = RouterMetrics(CollectorRegistry())
     surface = HttpSurface(
-        MeteredRouter(BoundedRouter(Router(watch, services, limits)), metrics),
-        watch,
+        MeteredRouter(BoundedRouter(Router(pool, services, limits)), metrics),
+        pool,
         RequestParser(settings.completions_separator),
         metrics,
         draining,
         Door(gate, settings.max_body_bytes),
     )
     documents = GrpcDocuments(cache_channel, settings.cache_timeout_seconds)
-    library = Library(watch, LibraryServices(documents, documents, directory, worker, background, policy))
+    library = Library(
+        pool, LibraryServices(documents, documents, directory, pool, capturer, background, policy)
+    )
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(watch.run())
+        finding = asyncio.create_task(keep_finding(find, pool.update, settings.worker_refresh_seconds))
         try:
             yield
         finally:
-            watching.cancel()
+            finding.cancel()
             with suppress(asyncio.CancelledError):
-                await watching
+                await finding
             await background.close(settings.cache_timeout_seconds)
-            await _close(worker_channel, cache_channel)
+            await pool.close()
+            await cache_channel.close()
 
     pages = (
         DocumentSurface(library, gate, settings.max_body_bytes).routes(),
@@ -168,6 +174,5 @@ def _reuse_policy(settings: RouterSettings) -> ReusePolicy:
     )
 
 
-async def _close(*channels: grpc.aio.Channel) -> None:
-    for channel in channels:
-        await channel.close()
+def _hedge_policy(settings: RouterSettings) -> HedgePolicy:
+    return HedgePolicy(factor=settings.hedge_factor, slack_seconds=settings.hedge_slack_seconds)

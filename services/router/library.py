@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,6 +10,8 @@ from services.common.content import content_hash
 from services.common.errors import ConflictError, DeadlineError, HypicError, UnavailableError
 from services.common.telemetry import get_logger, new_request_id
 from services.router.background import Background
+from services.router.captures import Capturer
+from services.router.domain.assignment import ColdSegment
 from services.router.domain.lifecycle import (
     DirectoryLostError,
     DocumentDirectory,
@@ -18,7 +19,6 @@ from services.router.domain.lifecycle import (
     DocumentInfo,
     DocumentNotFoundError,
     DocumentPage,
-    DroppingWorker,
     Registered,
     Removal,
     RemovedCopies,
@@ -27,8 +27,9 @@ from services.router.domain.lifecycle import (
 )
 from services.router.domain.parts import Part, PartKind, Reason
 from services.router.domain.pins import PinDirectory, PinInfo, PinRefusedError
+from services.router.domain.placing import state_bytes
 from services.router.domain.plan import CacheEntry, EntryKind, Outcome, Served
-from services.router.domain.ports import CaptureBatch, CaptureOrder, Directory, PlanQuery
+from services.router.domain.ports import CaptureOrder, Directory, PlanQuery, Workers
 from services.router.domain.request import Namespace
 from services.router.reuse import ReusePolicy
 from services.router.served_model import Models, ServedModel
@@ -47,7 +48,8 @@ class LibraryServices:
     documents: DocumentDirectory
     pins: PinDirectory
     directory: Directory
-    worker: DroppingWorker
+    workers: Workers
+    capturer: Capturer
     background: Background
     policy: ReusePolicy
 
@@ -135,12 +137,12 @@ class Library:
             admit_all=True,
         )
         try:
-            return await self._capture_planned(query, part)
+            return await self._capture_planned(query, model, part)
         except HypicError as error:
             get_logger().warning("capture_ahead_failed", error=str(error))
             return Reason.CAPTURE_FAILED
 
-    async def _capture_planned(self, query: PlanQuery, part: Part) -> str:
+    async def _capture_planned(self, query: PlanQuery, model: ServedModel, part: Part) -> str:
         directory, policy = self._services.directory, self._services.policy
         answer = await directory.plan(query, policy.cache_timeout_seconds)
         query = replace(query, lease_id=answer.lease_id)
@@ -150,23 +152,22 @@ class Library:
             while outcome.served is Served.PENDING and time.monotonic() < give_up:
                 await asyncio.sleep(_PAUSE_SECONDS)
                 outcome = (await directory.plan(query, policy.cache_timeout_seconds)).outcomes[0]
-            return await self._capture_cold(outcome, part)
+            return await self._capture_cold(outcome, model, part)
         finally:
             self._services.background.spawn(directory.release(query.lease_id, policy.cache_timeout_seconds))
 
-    async def _capture_cold(self, outcome: Outcome, part: Part) -> str:
+    async def _capture_cold(self, outcome: Outcome, model: ServedModel, part: Part) -> str:
         if outcome.served is Served.HIT:
             return ""
         if outcome.served is Served.LIVE:
             return Reason.SUPERSEDED
         if outcome.ticket is None:
             return Reason.COMPUTED_ELSEWHERE
-        batch = CaptureBatch((CaptureOrder(outcome.key, part.token_ids, outcome.ticket),))
+        order = CaptureOrder(outcome.key, part.token_ids, outcome.ticket)
+        segment = ColdSegment(outcome.key, part.num_tokens, state_bytes(model.info, part.num_tokens))
         timeout = self._services.policy.capture_timeout_seconds
-        async with aclosing(self._services.worker.capture(batch, timeout)) as results:
-            async for result in results:
-                return "" if result.is_stored else result.reason
-        return Reason.CAPTURE_FAILED
+        done = await self._services.capturer.capture_apart([segment], [order], timeout)
+        return "" if done.stored else done.reasons.get(order.key, Reason.CAPTURE_FAILED)
 
     async def _drop(self, removal: Removal) -> Removal:
         """Tell the worker at once what its next heartbeat would tell it."""
@@ -174,9 +175,8 @@ class Library:
 
     async def _drop_copies(self, copies: RemovedCopies) -> RemovedCopies:
         try:
-            if copies.worker_id != self._models.require().info.worker_id:
-                return copies
-            await self._services.worker.drop(copies.keys, self._services.policy.cache_timeout_seconds)
+            worker = self._services.workers.find(copies.worker_id)
+            await worker.drop(copies.keys, self._services.policy.cache_timeout_seconds)
         except HypicError as error:
             get_logger().warning("drop_failed", error=str(error))
             return copies

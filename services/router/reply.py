@@ -1,10 +1,18 @@
 """From a worker's events to the text of one reply."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.common.errors import InternalError
-from services.router.domain.explain import Explanation, PartExplanation, Seconds, Usage, explain_parts
+from services.router.domain.explain import (
+    Explanation,
+    PartExplanation,
+    Seconds,
+    Usage,
+    explain_parts,
+    explain_placing,
+)
+from services.router.domain.placing import PlacedPrompt
 from services.router.domain.plan import Plan
 from services.router.domain.ports import Finished, FinishReason, GenerateEvent, Prefilled, Tokens
 from services.router.domain.request import GenerationRequest
@@ -47,13 +55,22 @@ class PlanningSeconds:
 
 
 class Reply:
-    """Consumes a worker's events in order; `is_done` is set once nothing more is wanted from it."""
+    """Consumes a worker's events in order; `is_done` is set once nothing more is wanted from it.
+
+    note_captures: completes a plan with how captures by other workers have ended by now.
+    """
 
     def __init__(
-        self, request: GenerationRequest, plan: Plan, planning: PlanningSeconds, detokenizer: Detokenizer
+        self,
+        request: GenerationRequest,
+        placed: PlacedPrompt,
+        planning: PlanningSeconds,
+        detokenizer: Detokenizer,
+        note_captures: Callable[[Plan], Plan],
     ) -> None:
         self._request = request
-        self._plan = plan
+        self._note_captures = note_captures
+        self._placed = placed
         self._planning = planning
         self._detokenizer = detokenizer
         self._stops = StopFilter(request.stop)
@@ -78,7 +95,7 @@ class Reply:
 
     def _take_prefilled(self, event: Prefilled, elapsed_seconds: float) -> Iterator[ReplyEvent]:
         try:
-            self._parts = explain_parts(self._plan, event)
+            self._parts = explain_parts(self._placed.plan, event)
         except ValueError as error:
             raise InternalError(str(error)) from error
         self._prefilled = event
@@ -104,6 +121,8 @@ class Reply:
         if self._prefilled is None:
             raise InternalError("the worker ended a reply that it had not begun")
         self.is_done = True
+        # Captures may have ended since, by another worker than was meant.
+        self._parts = explain_parts(self._note_captures(self._placed.plan), self._prefilled)
         usage = Usage(
             prompt_tokens=sum(part.tokens for part in self._parts),
             completion_tokens=generated_tokens,
@@ -119,4 +138,5 @@ class Reply:
             time_to_first_token=self._first_token_seconds,
         )
         options = self._request.options
-        return Done(reason, usage, Explanation(options.reuse, options.cold, self._parts, seconds))
+        placing = explain_placing(self._placed.schedule)
+        return Done(reason, usage, Explanation(options.reuse, options.cold, self._parts, seconds, placing))

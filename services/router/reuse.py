@@ -7,27 +7,35 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from services.common.errors import HypicError
+from services.common.errors import HypicError, UnavailableError
 from services.common.telemetry import get_logger
 from services.router.background import Background
+from services.router.captures import CaptureOutcome, Capturer
 from services.router.deadline import Deadline
+from services.router.domain.assignment import Assignment
 from services.router.domain.model import ModelInfo
 from services.router.domain.parts import Prompt, Reason
+from services.router.domain.placing import PlacedPrompt, apply_schedule, cold_segment, schedule_plan
 from services.router.domain.plan import (
     CacheEntry,
+    CaptureCause,
+    Captured,
     EntryKind,
     PartPlan,
     Plan,
     Served,
     draft,
+    note_captures,
     serve_live,
     settle_captures,
     settle_prefix,
     settle_segments,
     without_directory,
 )
-from services.router.domain.ports import CaptureBatch, CaptureOrder, Directory, PlanAnswer, PlanQuery, Worker
+from services.router.domain.ports import CaptureOrder, Directory, PlanAnswer, PlanQuery, Workers
 from services.router.domain.request import Cold, Namespace, ReuseOptions
+from services.router.domain.schedule import Schedule
+from services.router.domain.workers import WorkerView
 
 __all__ = ["ReusePolicy", "ReuseServices", "ReuseSession", "ReuseSubject"]
 
@@ -50,7 +58,8 @@ class ReuseServices:
     """What a session works with."""
 
     directory: Directory
-    worker: Worker
+    workers: Workers
+    capturer: Capturer
     background: Background
     policy: ReusePolicy
 
@@ -69,17 +78,22 @@ class ReuseSubject:
 class ReuseSession:
     """Holds the lease of one request from plan to first token; leaving the context always releases it.
 
-    Nothing here fails a request: what cannot be planned, captured or waited for becomes live, with the reason.
+    What cannot be planned, captured or waited for becomes live, with the reason; only the deadline, or no worker at all,
+    fails a request here.
     """
 
     def __init__(self, services: ReuseServices, subject: ReuseSubject, deadline: Deadline) -> None:
         self._services = services
         self._subject = subject
-        self._deadline = deadline
+        self.deadline = deadline
         self._deferred: tuple[PartPlan, ...] = ()
         self._renewer: asyncio.Task[None] | None = None
         self._is_complete = False
+        self._schedule: Schedule | None = None
+        self._captures: list[asyncio.Task[CaptureOutcome]] = []
+        self._lost: set[str] = set()
         self.plan: Plan = draft(subject.prompt, subject.model.profile, subject.options.reuse)
+        self.request_id = subject.request_id
         self.lease_id = ""
         self.plan_seconds = 0.0
         self.capture_seconds = 0.0
@@ -92,18 +106,27 @@ class ReuseSession:
     ) -> None:
         # Nothing is awaited here: under cancellation an await would be cut, and the lease would stay.
         background = self._services.background
+        running = [task for task in self._captures if not task.done()]
         if self._is_complete and self._deferred and background.can_capture():
             background.spawn_capture(self._capture_behind())
+        elif self._is_complete and running and background.can_capture():
+            # The reply did without; the next one has them.
+            background.spawn_capture(self._finish_behind(running))
         else:
+            for task in running:
+                task.cancel()
             self._stop_renewing()
             if self.lease_id:
                 background.spawn(self._release(self.lease_id))
 
-    async def settle(self) -> Plan:
-        """Decide how every part is served.
+    async def settle(self) -> None:
+        """Decide how every part is served, and compute what has to be computed ahead of the reply.
 
-        Cold segments are left to the worker that combines, where it captures too and nobody else is waited for; else they
-        are captured now, or put off with `cold: live`.
+        Cold segments are left to the worker that combines, or captured elsewhere while it begins; with `cold: live` they are put
+        off.
+
+        Raises:
+            UnavailableError: no worker takes prompts.
         """
         await self._ask(self.plan.entries)
         started = time.monotonic()
@@ -115,11 +138,29 @@ class ReuseSession:
             await self._await_pending()
         self.plan = serve_live(self.plan, lambda each: each.served is Served.PENDING, Reason.COMPUTED_ELSEWHERE)
         self.capture_seconds = time.monotonic() - started - (self.plan_seconds - asked_seconds)
-        return self.plan
+
+    def place(self) -> PlacedPrompt:
+        """Choose the worker that combines, with what is stored and captured by now.
+
+        Raises:
+            UnavailableError: no worker takes prompts.
+        """
+        schedule = self._schedule or self._choose()
+        return PlacedPrompt(apply_schedule(self.plan, schedule, self._views()), schedule)
+
+    async def leave(self, worker_id: str) -> None:
+        """A worker went away before the first token: nothing more is asked of it, and what it was to capture others do.
+
+        Raises:
+            UnavailableError: no other worker takes prompts.
+        """
+        self._lost.add(worker_id)
+        self._schedule = None
+        await self._capture_cold()
 
     def note_first_token(self) -> None:
         """The worker now holds what it needs; the lease may end, unless captures are to follow the reply."""
-        if not self._deferred:
+        if not self._deferred and all(task.done() for task in self._captures):
             self._stop_renewing()
 
     def note_complete(self) -> None:
@@ -160,37 +201,74 @@ class ReuseSession:
 
     async def _plan_or_release(self, query: PlanQuery) -> PlanAnswer:
         """A cancelled request still learns of the lease that its plan created, and releases it."""
-        timeout = min(self._services.policy.cache_timeout_seconds, self._deadline.remaining())
+        timeout = min(self._services.policy.cache_timeout_seconds, self.deadline.remaining())
         call = asyncio.create_task(self._services.directory.plan(query, timeout))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            if not query.lease_id:
+            if query.lease_id:
+                call.cancel()
+            else:
                 self._services.background.spawn(self._release_late(call))
             raise
 
-    async def _capture_cold(self) -> None:
-        if self._subject.model.can_capture and not any(self.plan.with_status(Served.PENDING)):
-            return
-        cold = sorted(self.plan.with_status(Served.COLD), key=lambda each: -each.part.num_tokens)
-        orders = tuple(_order(each) for each in cold if each.order)
-        if not orders:
-            return
-        self.plan = settle_captures(self.plan, await self._capture(CaptureBatch(orders)))
+    def _views(self) -> list[WorkerView]:
+        return [view for view in self._services.workers.views() if view.worker_id not in self._lost]
 
-    async def _capture(self, batch: CaptureBatch) -> set[bytes]:
-        """Keys of the segments that the worker now holds."""
-        stored: set[bytes] = set()
-        try:
-            timeout = min(self._services.policy.capture_timeout_seconds, self._deadline.remaining() / 2)
-            async for result in self._services.worker.capture(batch, timeout):
-                if result.is_stored:
-                    stored.add(result.key)
-                else:
-                    get_logger().warning("capture_failed", reason=result.reason)
-        except HypicError as error:
-            get_logger().warning("capture_failed", reason=str(error))
-        return stored
+    def _choose(self) -> Schedule:
+        schedule = schedule_plan(self.plan, self._subject.model, self._views(), self._services.capturer.waiting)
+        if schedule is None:
+            raise UnavailableError("no worker takes prompts now")
+        return schedule
+
+    async def _capture_cold(self) -> None:
+        """Have captured what is cold.
+
+        Where nobody else is waited for, the reply begins at once: its worker captures its own share in the sweep that combines,
+        and takes the others' layer by layer as they are done. Else all of it is waited for, so that no two requests wait for
+        each other.
+        """
+        schedule = self._choose()
+        (combine,) = (view for view in self._views() if view.worker_id == schedule.combine.worker_id)
+        assignments = schedule.captures.assignments
+        if any(self.plan.with_status(Served.PENDING)):
+            if assignments:
+                timeout = min(self._services.policy.capture_timeout_seconds, self.deadline.remaining() / 2)
+                orders = self._orders(assignments)
+                done = await self._services.capturer.run(assignments, orders, combine, timeout)
+                self.plan = settle_captures(self.plan, [order.key for order in orders], done.stored)
+            return
+        self._schedule = schedule
+        elsewhere = [each for each in assignments if each.worker_id != combine.worker_id]
+        if elsewhere:
+            self._capture_under_way(elsewhere, combine)
+
+    def _capture_under_way(self, assignments: Sequence[Assignment], combine: WorkerView) -> None:
+        capturer = self._services.capturer
+        alternates = {each.segment.key: capturer.choose_alternate(each, combine) for each in assignments}
+        orders = self._orders(assignments)
+        run = capturer.run(assignments, orders, combine, self.deadline.remaining(), alternates)
+        self._captures.append(asyncio.create_task(run))
+        begun = {
+            each.segment.key: Captured(
+                each.worker_id,
+                CaptureCause.ASSIGNED,
+                each.arrival_seconds,
+                alternates[each.segment.key],
+                self._patience(each, alternates[each.segment.key]),
+            )
+            for each in assignments
+        }
+        self.plan = settle_captures(self.plan, list(begun), begun)
+
+    def _patience(self, assignment: Assignment, alternate_id: str) -> float:
+        """Seconds that a capture may take before something else is done; there must be time left for that."""
+        share = 4 if alternate_id else 2
+        return min(self._services.capturer.late_after(assignment), self.deadline.remaining() / share)
+
+    def _orders(self, assignments: Sequence[Assignment]) -> list[CaptureOrder]:
+        keys = {each.segment.key for each in assignments}
+        return [_order(each) for each in self.plan.with_status(Served.COLD) if each.key in keys and each.order]
 
     async def _await_pending(self) -> None:
         """Ask again on the same lease until the owners are done, at most twice as long as they said."""
@@ -198,26 +276,46 @@ class ReuseSession:
         pause = _FIRST_PAUSE_SECONDS
         while pending := tuple(self.plan.with_status(Served.PENDING)):
             estimate = 2 * max(each.owner_seconds for each in pending)
-            patience = min(estimate, self._services.policy.pending_wait_seconds, self._deadline.remaining() / 2)
+            patience = min(estimate, self._services.policy.pending_wait_seconds, self.deadline.remaining() / 2)
             if time.monotonic() - started >= patience:
                 return
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             wanted = {each.content_hash for each in pending}
             await self._ask([entry for entry in self.plan.entries if entry.content_hash in wanted])
-            await self._capture_cold()
+            if any(each.order for each in self.plan.with_status(Served.COLD)):
+                await self._capture_cold()
 
     def _put_off_cold(self) -> None:
         self._deferred = tuple(each for each in self.plan.with_status(Served.COLD) if each.ticket)
         self.plan = serve_live(self.plan, lambda each: each.served is Served.COLD, Reason.FIRST_USE)
 
     async def _capture_behind(self) -> None:
-        self._deadline = Deadline.after(2 * self._services.policy.capture_timeout_seconds)
+        segments = [cold_segment(each, self._subject.model) for each in self._deferred]
+        orders = [_order(each) for each in self._deferred]
         try:
-            await self._capture(CaptureBatch(tuple(map(_order, self._deferred)), is_background=True))
+            timeout = self._services.policy.capture_timeout_seconds
+            await self._services.capturer.capture_apart(segments, orders, timeout)
         finally:
             self._stop_renewing()
             await self._release(self.lease_id)
+
+    async def _finish_behind(self, running: Sequence[asyncio.Task[CaptureOutcome]]) -> None:
+        try:
+            await asyncio.wait(running, timeout=self._services.policy.capture_timeout_seconds)
+        finally:
+            for task in running:
+                task.cancel()
+            self._stop_renewing()
+            await self._release(self.lease_id)
+
+    def note_captures(self, plan: Plan) -> Plan:
+        """A plan with what has become by now of the captures beside the combine worker's own."""
+        for task in self._captures:
+            if task.done() and not task.cancelled():
+                outcome = task.result()
+                plan = note_captures(plan, outcome.stored, outcome.reasons.keys())
+        return plan
 
     def _stop_renewing(self) -> None:
         if self._renewer:

@@ -4,7 +4,7 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.common.settings import ServiceSettings
@@ -22,7 +22,11 @@ class RouterSettings(ServiceSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535, description="port of the API and of /metrics; 0 takes a free one")
-    worker_address: str = Field(default="127.0.0.1:7102", description="host:port of the worker")
+    workers: str = Field(
+        default="",
+        description="host:port of the workers, with commas between; a name stands for every address that it has (a headless"
+        " service). Default: the workers that are registered with the cache service",
+    )
     cache_address: str = Field(default="127.0.0.1:7101", description="host:port of the cache service")
     api_keys_file: Path | None = Field(
         default=None,
@@ -40,6 +44,12 @@ class RouterSettings(ServiceSettings):
     tokenizer_memo_bytes: int = Field(default=64 << 20, ge=1, description="memory for token ids of texts seen before")
 
     request_timeout_seconds: Seconds = Field(default=600.0, description="deadline of a request on every hop")
+    worker_refresh_seconds: Seconds = Field(default=2.0, description="between two looks for workers that came")
+    worker_silence_seconds: Seconds = Field(
+        default=10.0,
+        description="a worker that answers nothing for so long is left where another one combines: requests without a first"
+        " token go there, streams under way end with an error",
+    )
     worker_wait_seconds: Seconds = Field(
         default=5.0, description="how long a request waits for a worker that went away before its first token"
     )
@@ -52,6 +62,12 @@ class RouterSettings(ServiceSettings):
         description="longest wait for captures ahead of a reply; cold segments are computed in place after it. A worker that"
         " captures as it combines has the request's time",
     )
+    hedge_factor: float = Field(
+        default=2.0,
+        ge=1,
+        description="a capture that takes so many times its estimate is late: a free worker does it too",
+    )
+    hedge_slack_seconds: float = Field(default=1.0, ge=0, description="and so much more")
     pending_wait_seconds: Seconds = Field(
         default=10.0, description="longest wait for a segment that another request captures"
     )
@@ -59,6 +75,12 @@ class RouterSettings(ServiceSettings):
     max_background_captures: int = Field(
         default=4, ge=0, description="captures behind replies at once, with cold: live"
     )
+
+    @field_validator("workers")
+    @classmethod
+    def _check_workers(cls, value: str) -> str:
+        _split_addresses(value)
+        return value
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
@@ -73,6 +95,11 @@ class RouterSettings(ServiceSettings):
         return self
 
     @property
+    def worker_places(self) -> tuple[tuple[str, int], ...]:
+        """Hosts and ports of `workers`."""
+        return _split_addresses(self.workers)
+
+    @property
     def has_single_key(self) -> bool:
         """Whether one key allows everything."""
         return bool(self.api_key.get_secret_value())
@@ -83,3 +110,14 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _split_addresses(text: str) -> tuple[tuple[str, int], ...]:
+    """Hosts and ports of `host:port,[::1]:port,…`; raises ValueError with the entry that has no port."""
+    found: list[tuple[str, int]] = []
+    for entry in filter(None, (each.strip() for each in text.split(","))):
+        host, separator, port = entry.rpartition(":")
+        if not separator or not host or not port.isdigit():
+            raise ValueError(f"{entry!r} must be host:port")
+        found.append((host.removeprefix("[").removesuffix("]"), int(port)))
+    return tuple(found)

@@ -1,44 +1,41 @@
 """The worker's gRPC service. A call's life: check the message, hand it to the engine, pass events on, free on the way out."""
 
 import asyncio
-import time
+import math
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, aclosing, suppress
 from typing import TypeVar
 
 import grpc
-from blake3 import blake3
 from hypic.v1 import worker_pb2, worker_pb2_grpc
 
-from services.blob.errors import BlobError
-from services.blob.planes import Plane
-from services.blob.reader import StateReader
-from services.common.errors import NotFoundError, UnavailableError
-from services.common.rpc import CHUNK_BYTES
+from services.common.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.worker.adapters import messages
+from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.prompt_fetch import PromptFetch
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel
+from services.worker.adapters.state_sender import StateSender
+from services.worker.adapters.transfers import Transfers
 from services.worker.engine.commands import Cancel, Submit, SubmitCapture
 from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
     EngineError,
     FailedEvent,
+    FetchEvent,
     FinishedEvent,
     GenerateEvent,
-    GenerateRequest,
     PrefilledEvent,
-    Serving,
     TokenEvent,
 )
 
 __all__ = ["WorkerService"]
 
 Event = TypeVar("Event")
-_POLL_SECONDS = 0.02
 
 
 class _Publishing:
@@ -64,25 +61,58 @@ class _Publishing:
             task.cancel()
 
 
+class _RunningCalls:
+    """How many calls do work for somebody."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._none_left = asyncio.Event()
+
+    def begin(self) -> ExitStack:
+        """Count a call until the stack is closed."""
+        self._number += 1
+        ending = ExitStack()
+        ending.callback(self._end)
+        return ending
+
+    def _end(self) -> None:
+        self._number -= 1
+        self._none_left.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Until none is left, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._number:
+                    self._none_left.clear()
+                    await self._none_left.wait()
+
+
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """One model's service. `draining` refuses new work while streams run out."""
+    """One model's service. While the worker drains, new work is refused and streams run out."""
 
     def __init__(
         self,
         served: ServedModel,
-        worker_id: str,
-        min_body: int,
+        place: messages.WorkerPlace,
         engine: EngineThread,
         residency: Residency,
+        transfers: Transfers,
         metrics: WorkerMetrics,
     ) -> None:
         self._served = served
-        self._worker_id = worker_id
-        self._min_body = min_body
+        self._place = place
         self._engine = engine
         self._residency = residency
+        self._transfers = transfers
         self._metrics = metrics
-        self.draining = False
+        self._running = _RunningCalls()
+        self._sender = StateSender(residency.tiers, residency.receipt_of, ByteBudget(place.fetch_bytes))
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, and wait so long for what runs; states are still given to others meanwhile."""
+        self._residency.begin_draining()
+        await self._running.wait(seconds)
 
     async def Describe(  # noqa: N802 # the name is the protocol's
         self,
@@ -90,7 +120,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeResponse],
     ) -> AsyncIterator[worker_pb2.DescribeResponse]:
         """See worker.proto."""
-        for message in messages.describe(self._served, self._worker_id, self._min_body):
+        for message in messages.describe(self._served, self._place):
             yield message
 
     async def Generate(  # noqa: N802
@@ -99,18 +129,27 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent],
     ) -> AsyncIterator[worker_pb2.GenerateEvent]:
         """See worker.proto."""
-        self._refuse_when_draining()
+        self._check_takes(self._place.can_combine, "combine")
+        if any(part.HasField("capture") for part in request.parts):
+            self._check_takes(self._place.can_capture, "prefill")
         call_id = uuid.uuid4().hex
         events: asyncio.Queue[GenerateEvent] = asyncio.Queue()
         job = messages.generate_request(request, call_id, self._served.spec.vocab_size, _sink_to(events))
         ordered = {part.key: part.capture for part in request.parts if part.HasField("capture")}
         tickets = ordered | {order.key: order.ticket for order in request.snapshots}
         publishing = _Publishing(self._residency, tickets)
+        wanted = messages.wanted_states(request)
+        counted = self._running.begin()
+        self._transfers.use(wanted)
         try:
             await self._residency.forget_ordered(ordered)
-            fetch = await self._fetch(job)
-            await self._engine.call(Submit(job))
+            fetch = PromptFetch(await self._transfers.plan(wanted) if self._place.moves_states else {})
+            await self._engine.call(Submit(fetch.mark(job)))
             async for event in _until_finished(events):
+                if isinstance(event, FetchEvent):
+                    # What does not come leaves time to be computed.
+                    self._transfers.start(event, wanted[event.key], (context.time_remaining() or math.inf) / 2)
+                    continue
                 if isinstance(event, CaptureEvent):
                     self._metrics.on_capture(event)
                     if not event.reason:
@@ -120,8 +159,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     # The caller goes with the last event, and what is unpublished then is dropped.
                     await publishing.wait()
                 if isinstance(event, PrefilledEvent):
-                    event = fetch.complete(event)
-                yield messages.event_message(event, fetch.seconds)
+                    event = fetch.complete(event, job, self._transfers.describe)
+                yield messages.event_message(event)
                 if isinstance(event, PrefilledEvent):
                     self._on_prefilled(event)
                     for snapshot in event.snapshots:
@@ -132,7 +171,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         finally:
             publishing.cancel()
             self._engine.post(Cancel(call_id))
-            await asyncio.shield(self._residency.abandon(tickets))
+            counted.close()
+            await asyncio.shield(self._leave(tickets, wanted.keys()))
 
     async def Capture(  # noqa: N802
         self,
@@ -140,20 +180,22 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.CaptureRequest, worker_pb2.CaptureEvent],
     ) -> AsyncIterator[worker_pb2.CaptureEvent]:
         """See worker.proto."""
-        self._refuse_when_draining()
+        self._check_takes(self._place.can_capture, "prefill")
         call_id = uuid.uuid4().hex
         events: asyncio.Queue[CaptureEvent] = asyncio.Queue()
         segments = messages.capture_segments(request, self._served.spec.vocab_size)
         tickets = {segment.key: segment.ticket for segment in request.segments}
         job = CaptureJob(call_id, segments, _sink_to(events), request.background)
+        counted = self._running.begin()
         try:
             await self._engine.call(SubmitCapture(job))
             for _ in segments:
                 event = await events.get()
-                self._metrics.on_capture(event)
+                self._on_captured(event)
                 yield await self._publish_capture(event, tickets[event.key])
         finally:
             self._engine.post(Cancel(call_id))
+            counted.close()
             await asyncio.shield(self._residency.abandon(tickets))
 
     async def Fetch(  # noqa: N802
@@ -162,20 +204,22 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.FetchRequest, worker_pb2.Chunk],
     ) -> AsyncIterator[worker_pb2.Chunk]:
         """See worker.proto."""
-        if await self._engine.call(lambda engine: engine.context.is_split):
+        if not self._place.moves_states:
             raise NotFoundError(
                 "this worker's ranks hold shares of its states, which leave it for no one; compute the part"
             )
-        reader = await self._wait_for_state(request.key, request.wait_seconds)
-        header = reader.prefix
-        try:
-            for layer in range(request.from_layer, reader.header.num_layers):
-                for plane in await asyncio.to_thread(reader.read_layer, layer):
-                    for chunk in _plane_chunks(request.key, plane):
-                        chunk.header, header = header, b""
-                        yield chunk
-        except (BlobError, OSError) as error:
-            raise UnavailableError(f"the state cannot be read any more: {error}") from error
+        async with aclosing(self._sender.send(request)) as sent:
+            async for message in sent:
+                yield message
+
+    async def Report(  # noqa: N802
+        self,
+        request: worker_pb2.ReportRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.ReportRequest, worker_pb2.ReportResponse],
+    ) -> worker_pb2.ReportResponse:
+        """See worker.proto."""
+        myself = self._residency.myself
+        return worker_pb2.ReportResponse(load=myself.load, speeds=myself.speeds, draining=myself.is_draining)
 
     async def Drop(  # noqa: N802
         self,
@@ -185,20 +229,28 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """See worker.proto."""
         return worker_pb2.DropResponse(num_dropped=await self._residency.drop(request.keys))
 
-    async def _fetch(self, job: GenerateRequest) -> PromptFetch:
-        """Bring what lies in lower tiers up before the prompt takes its place in the line."""
-        began = time.monotonic()
-        segments = {part.key: part.token_ids for part in job.parts if part.serving is Serving.SEGMENT}
-        found = await self._residency.fetch(segments)
-        return PromptFetch(tuple(found.get(part.key) for part in job.parts), time.monotonic() - began if found else 0.0)
+    async def _leave(self, ordered: Iterable[bytes], used: Collection[bytes]) -> None:
+        """A request has ended: what it has not published is dropped, what it used of other workers given back."""
+        await self._residency.abandon(ordered)
+        await self._transfers.leave(used)
+
+    def _on_captured(self, event: CaptureEvent) -> None:
+        self._metrics.on_capture(event)
+        if event.pass_tokens:
+            self._residency.tiers.policy.captures.observe(event.seconds, event.pass_tokens)
 
     def _on_prefilled(self, event: PrefilledEvent) -> None:
         self._metrics.on_prefilled(event)
         computed = sum(part.live_tokens + part.captured_tokens for part in event.parts)
         self._residency.tiers.policy.engine.observe(event.combine_seconds, computed)
 
-    def _refuse_when_draining(self) -> None:
-        if self.draining:
+    def _check_takes(self, has_role: bool, role: str) -> None:
+        if not has_role:
+            raise InvalidRequestError(
+                f"worker {self._place.worker_id} has not the role {role}; HYPIC_WORKER_ROLES gives it, or send the request"
+                " to a worker that has"
+            )
+        if self._residency.myself.is_draining:
             raise UnavailableError("the worker is draining; send the request to another one")
 
     async def _publish_capture(self, event: CaptureEvent, ticket: worker_pb2.TicketRef) -> worker_pb2.CaptureEvent:
@@ -210,16 +262,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             size_bytes=0 if reason else event.size_bytes,
             seconds=event.seconds,
         )
-
-    async def _wait_for_state(self, key: bytes, wait_seconds: float) -> StateReader:
-        clock = asyncio.get_running_loop()
-        deadline = clock.time() + wait_seconds
-        while (reader := await self._residency.tiers.read(key)) is None:
-            # Written so that a wait that is no number ends at once.
-            if not clock.time() < deadline:
-                raise NotFoundError("the worker holds no segment state under this key")
-            await asyncio.sleep(_POLL_SECONDS)
-        return reader
 
 
 def _sink_to(events: "asyncio.Queue[Event]") -> Callable[[Event], None]:
@@ -236,7 +278,7 @@ def _sink_to(events: "asyncio.Queue[Event]") -> Callable[[Event], None]:
 
 async def _until_finished(
     events: "asyncio.Queue[GenerateEvent]",
-) -> AsyncIterator[CaptureEvent | PrefilledEvent | TokenEvent | FinishedEvent]:
+) -> AsyncIterator[CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | FinishedEvent]:
     while True:
         event = await events.get()
         if isinstance(event, FailedEvent):
@@ -244,14 +286,3 @@ async def _until_finished(
         yield event
         if isinstance(event, FinishedEvent):
             return
-
-
-def _plane_chunks(key: bytes, plane: Plane) -> Iterator[worker_pb2.Chunk]:
-    """At least one, for a plane without bytes has a checksum too."""
-    starts = range(0, max(len(plane.data), 1), CHUNK_BYTES)
-    for start in starts:
-        data = bytes(plane.data[start : start + CHUNK_BYTES])
-        chunk = worker_pb2.Chunk(key=key, layer=plane.layer, plane=plane.name, offset=start, data=data)
-        if start == starts[-1]:
-            chunk.checksum = blake3(plane.data).digest()
-        yield chunk

@@ -11,21 +11,26 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+from hypic.v1 import cache_pb2
 from hypic.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from prometheus_client import CollectorRegistry
 
 from services.common.rpc import HealthSwitch, create_channel, create_server
 from services.common.telemetry import get_logger, serve_metrics
 from services.worker.adapters.blob_tiers import BlobTiers
+from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.followers import Followers
+from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.metrics import WorkerMetrics
+from services.worker.adapters.peer_states import PeerStates
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel, read_served_model
 from services.worker.adapters.tier_builder import TierError, build_stores
 from services.worker.adapters.tiered_states import TieredStates
+from services.worker.adapters.transfers import Transfers
 from services.worker.app import WorkerService
 from services.worker.mixers.share import Share, SplitError
 from services.worker.models.errors import CheckpointError
@@ -36,6 +41,8 @@ from services.worker.tiers.port import BlobStore
 __all__ = ["serve"]
 
 _GAUGE_SECONDS = 1.0
+# For states that are on their way to other workers when everything else has ended.
+_LEAVING_SECONDS = 1.0
 # For calls under way to hear of the end of a group that has lost a rank.
 _LAST_SECONDS = 5.0
 
@@ -99,9 +106,10 @@ async def _serve(
     get_logger().info("worker_ready", port=port, model=served.name, profile=served.profile_digest[:12], states=num_kept)
     status = await ended.wait()
     get_logger().info("worker_draining", seconds=settings.drain_seconds)
-    worker.service.draining = True
     await health.set_ready(False)
-    await server.stop(settings.drain_seconds if status == 0 else 0.0)
+    if status == 0:
+        await worker.service.drain(settings.drain_seconds)
+    await server.stop(_LEAVING_SECONDS if status == 0 else 0.0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -109,6 +117,7 @@ async def _serve(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settings.drain_seconds):
                 await worker.residency.settle()
+        await worker.transfers.close()
         worker.residency.tiers.close()
         engine.stop()
     await channel.close()
@@ -172,6 +181,7 @@ class _Ending:
 class _Worker:
     service: WorkerService
     residency: Residency
+    transfers: Transfers
     engine: EngineThread
     tiers: BlobTiers
     metrics: WorkerMetrics
@@ -181,6 +191,7 @@ class _Worker:
         """Refresh gauges for ever."""
         while True:
             await self.engine.call(self.metrics.read)
+            await self.residency.myself.refresh()
             self.metrics.read_tiers(self.tiers.used_bytes())
             await asyncio.sleep(_GAUGE_SECONDS)
 
@@ -193,11 +204,31 @@ def _assemble(
     stores: Sequence[BlobStore],
 ) -> _Worker:
     tier = "host" if settings.device == "cpu" else "gpu"
-    identity = WorkerIdentity(settings.worker_id, settings.reached_at, served.revision, served.profile_digest, tier)
+    identity = WorkerIdentity(
+        settings.worker_id, settings.reached_at, served.revision, served.profile_digest, tier, _roles(settings)
+    )
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
     tiers = BlobTiers(served, stores, metrics)
-    states = TieredStates(engine, served, tiers, metrics, settings.fetch_seconds)
+    states = TieredStates(engine, served, tiers)
     residency = Residency(engine, CacheClient(channel, identity), tier, states)
-    service = WorkerService(served, settings.worker_id, settings.min_body, engine, residency, metrics)
-    return _Worker(service, residency, engine, tiers, metrics, registry)
+    peers = PeerStates(served, settings.reached_at, ByteBudget(settings.fetch_bytes))
+    transfers = Transfers(engine, served, states, peers, residency, metrics, settings.fetch_seconds)
+    place = WorkerPlace(
+        settings.worker_id,
+        settings.can_capture,
+        settings.can_combine,
+        settings.min_body,
+        settings.fetch_bytes,
+        settings.tensor_parallel == 1,
+    )
+    service = WorkerService(served, place, engine, residency, transfers, metrics)
+    return _Worker(service, residency, transfers, engine, tiers, metrics, registry)
+
+
+def _roles(settings: WorkerSettings) -> tuple[cache_pb2.WorkerRole.ValueType, ...]:
+    has = {
+        cache_pb2.WORKER_ROLE_PREFILL: settings.can_capture,
+        cache_pb2.WORKER_ROLE_COMBINE: settings.can_combine,
+    }
+    return tuple(role for role, is_own in has.items() if is_own)

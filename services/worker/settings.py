@@ -29,6 +29,10 @@ class WorkerSettings(ServiceSettings):
     worker_id: str = Field(
         default="worker-0", min_length=1, max_length=128, description="unique among the workers of a tier"
     )
+    roles: str = Field(
+        default="prefill,combine",
+        description="what the worker does: prefill (captures), combine (combines and decodes), or both",
+    )
     listen_address: str = Field(default="127.0.0.1:7102", description="host:port of the gRPC server")
     advertise_address: str | None = Field(
         default=None, description="where others reach this worker; default: listen_address"
@@ -97,6 +101,11 @@ class WorkerSettings(ServiceSettings):
     redis_blob_max_bytes: int = Field(
         default=8 * _MIB, ge=1, description="larger states stay out of Redis, where reading them takes too long"
     )
+    fetch_bytes: int = Field(
+        default=256 * _MIB,
+        ge=_MIB,
+        description="bytes of states that are in memory on their way to other workers, and as many on their way from them",
+    )
     fetch_seconds: float = Field(
         default=5.0, gt=0.0, description="longest wait of a prompt for stored states; then they are computed in place"
     )
@@ -114,6 +123,14 @@ class WorkerSettings(ServiceSettings):
     def _is_off_when_empty(cls, value: object) -> object:
         """An empty path would be the folder that the process happens to run in."""
         return value or None
+
+    @field_validator("roles")
+    @classmethod
+    def _names_roles(cls, value: str) -> str:
+        named = {role.strip() for role in value.split(",")}
+        if not named <= {"prefill", "combine"}:
+            raise ValueError(f"{value!r} must be prefill, combine or prefill,combine")
+        return ",".join(sorted(named, reverse=True))
 
     @model_validator(mode="after")
     def _counts_devices_from_the_first(self) -> "WorkerSettings":
@@ -134,6 +151,16 @@ class WorkerSettings(ServiceSettings):
                 " HYPIC_WORKER_STATE_BYTES, or it"
             )
         return self
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether it captures segments."""
+        return "prefill" in self.roles
+
+    @property
+    def can_combine(self) -> bool:
+        """Whether it combines prompts and decodes."""
+        return "combine" in self.roles
 
     @property
     def reached_at(self) -> str:

@@ -11,12 +11,21 @@ import redis
 from services.cache.adapters.journal import JournalFile
 from services.cache.adapters.memory import MemoryDirectory
 from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
-from services.cache.domain.cache import NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy, SegmentCache
+from services.cache.domain.cache import (
+    CopyOrder,
+    NamedDocument,
+    PartEntry,
+    PlanRequest,
+    PublishResult,
+    ResidentCopy,
+    SegmentCache,
+)
 from services.cache.domain.changes import ForgetfulJournal
 from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder, RegisterReply
 from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.pins import Pins
 from services.cache.domain.values import DocumentRecord, EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
+from services.cache.domain.workers import WorkerRecord
 
 __all__ = ["LIMITS", "SECRET", "Clock", "Rig", "create_rig", "digest", "gather_plans", "journaled_rig", "rig_over"]
 
@@ -127,7 +136,15 @@ class Rig:
     async def beat(self, worker: str = "w1", keys: list[bytes] | None = None) -> set[bytes]:
         """A heartbeat that lists these keys with the receipts kept for them; the keys to drop."""
         resident = [ResidentCopy(key, "host", self.receipts.get((worker, key), b"")) for key in keys or []]
-        return set(await self.cache.heartbeat(worker, f"{worker}.test:7201", resident))
+        return set(await self.cache.heartbeat(WorkerRecord(worker, f"{worker}.test:7201"), resident))
+
+    async def copy(self, key: bytes, holder: str, worker: str, receipt: bytes | None = None) -> PublishResult:
+        """Publish a copy that a worker has from a holder, whose receipt it shows unless another one is given."""
+        shown = self.receipts[holder, key] if receipt is None else receipt
+        result = await self.cache.publish_copy(CopyOrder(key, worker, "host", holder, shown))
+        if result.outcome is PublishOutcome.ACCEPTED:
+            self.receipts[worker, key] = result.receipt
+        return result
 
 
 def create_rig(

@@ -119,6 +119,29 @@ async def test_a_part_from_cold_to_hit(service: Service) -> None:
         await service.stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=DEADLINE_SECONDS)
 
 
+async def test_workers_are_listed_as_their_heartbeats_describe_them(service: Service) -> None:
+    load = pb.WorkerLoad(num_requests_running=1, capture_tokens_waiting=4096)
+    speeds = pb.WorkerSpeeds(
+        capture_pass_tokens=1024,
+        combine_token_seconds=0.5,
+        transfers=[pb.TransferSpeed(source="same_host", latency_seconds=0.25, bytes_per_second=1e9)],
+    )
+    about: dict[str, Any] = {
+        "worker_id": "w2",
+        "address": "10.0.0.2:7102",
+        "model": "m",
+        "profile_digest": "p",
+        "roles": [pb.WORKER_ROLE_PREFILL],
+        "load": load,
+        "speeds": speeds,
+        "draining": True,
+    }
+    await service.stub.Heartbeat(pb.HeartbeatRequest(**about), timeout=DEADLINE_SECONDS)
+    listed = await service.stub.ListWorkers(pb.ListWorkersRequest(), timeout=DEADLINE_SECONDS)
+    assert [worker.worker_id for worker in listed.workers][-1] == "w2"
+    assert listed.workers[-1] == pb.RegisteredWorker(**about)
+
+
 async def test_a_restarted_service_is_rebuilt_by_heartbeats(tmp_path: Path) -> None:
     """Over its journal and under its secret; another one takes nothing back."""
 

@@ -7,6 +7,7 @@ import pytest
 from services.cache.domain.directory import Claim
 from services.cache.domain.receipts import ReceiptSigner
 from services.cache.domain.values import PlanOutcome, PublishOutcome
+from services.cache.domain.workers import WorkerRecord
 from tests.contract.directory_rig import SECRET, Rig, create_rig
 
 HIT, COLD = PlanOutcome.HIT, PlanOutcome.COLD
@@ -83,7 +84,7 @@ async def test_copies_without_a_proof_are_dropped(rig: Rig) -> None:
 
 async def test_an_address_change_reaches_the_holders(rig: Rig) -> None:
     await rig.store("a")
-    await rig.cache.heartbeat("w1", "elsewhere:1", [])
+    await rig.cache.heartbeat(WorkerRecord("w1", "elsewhere:1"), [])
     assert (await rig.plan("a")).entries[0].holders[0].address == "elsewhere:1"
 
 
@@ -194,3 +195,67 @@ async def test_a_worker_with_hundreds_of_copies(rig: Rig, reborn: Rig) -> None:
     assert (await reborn.directory.usage()).num_entries == 900
     assert await reborn.invalidate_tenant("acme") == 900
     assert await reborn.beat("w1", keys) == set(keys)
+
+
+async def test_workers_are_listed_as_they_last_described_themselves(rig: Rig) -> None:
+    said = WorkerRecord("w2", "10.0.0.2:7102", bytes(range(256)))
+    await rig.cache.heartbeat(WorkerRecord("w2", "elsewhere:1"), [])
+    await rig.cache.heartbeat(said, [])
+    await rig.beat("w1")
+    assert await rig.cache.list_workers() == (WorkerRecord("w1", "w1.test:7201"), said)
+
+
+async def test_a_silent_worker_is_not_listed(rig: Rig) -> None:
+    await rig.beat("w1")
+    rig.clock.now += 10
+    await rig.beat("w2")
+    rig.clock.now += 6
+    assert [worker.worker_id for worker in await rig.cache.list_workers()] == ["w2"]
+    rig.clock.now += 10
+    assert await rig.cache.list_workers() == ()
+
+
+async def test_a_fetched_copy_has_a_life_of_its_own(rig: Rig) -> None:
+    (key,) = await rig.store("a", worker="w1")
+    await rig.beat("w2")
+    assert (await rig.copy(key, "w1", "w2")).outcome is PublishOutcome.ACCEPTED
+    assert (await rig.directory.usage()).used_bytes == 200
+    assert [holder.worker_id for holder in (await rig.plan("a")).entries[0].holders] == ["w1", "w2"]
+    rig.clock.now += 10
+    await rig.beat("w2", [key])
+    rig.clock.now += 6
+    assert await rig.beat("w2", [key]) == set()
+    assert [holder.worker_id for holder in (await rig.plan("a")).entries[0].holders] == ["w2"]
+    await rig.invalidate_document("acme", "doc-a")
+    assert await rig.beat("w2", [key]) == {key}
+
+
+async def test_a_copy_that_was_already_listed_stays_one(rig: Rig) -> None:
+    (key,) = await rig.store("a", worker="w1")
+    assert (await rig.copy(key, "w1", "w1")).outcome is PublishOutcome.ACCEPTED
+    assert (await rig.directory.usage()).used_bytes == 100
+
+
+async def test_a_copy_needs_the_receipt_of_its_holder(rig: Rig) -> None:
+    first, second = await rig.store("a", "b", worker="w1")
+    await rig.beat("w2")
+    receipt = rig.receipts["w1", first]
+    for key, holder, shown in (
+        (first, "w2", receipt),
+        (second, "w1", receipt),
+        (first, "w1", b""),
+        (first, "w1", receipt[:-1]),
+    ):
+        assert (await rig.copy(key, holder, "w2", shown)).outcome is PublishOutcome.FENCED
+    assert (await rig.directory.usage()).used_bytes == 200
+
+
+async def test_a_copy_of_what_has_been_replaced_is_refused(rig: Rig) -> None:
+    (key,) = await rig.store("a", worker="w1")
+    await rig.beat("w2")
+    old = rig.receipts["w1", key]
+    await rig.invalidate_document("acme", "doc-a")
+    assert (await rig.copy(key, "w1", "w2", old)).outcome is PublishOutcome.FENCED
+    assert await rig.store("a", worker="w1") == [key]
+    assert (await rig.copy(key, "w1", "w2", old)).outcome is PublishOutcome.FENCED
+    assert (await rig.copy(key, "w1", "w2")).outcome is PublishOutcome.ACCEPTED

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from services.blob.encodings import StateEncoding
+from services.blob.planes import Plane
 from services.blob.reader import BlobSource
-from services.worker.adapters.tiered_states import Fetched
+from services.worker.adapters.readable_states import ReadableState
+from services.worker.adapters.transfers import Fetched, WantedState
+from services.worker.engine import transfer
 from services.worker.tiers.disk import DiskStore
 from services.worker.tiers.host import HostStore
 from tests.contract.served_worker import CALL_SECONDS, IDS, KEY, EngineWithTiers, run_engine
@@ -26,7 +29,13 @@ async def _store(running: EngineWithTiers) -> None:
 
 
 async def _fetch(running: EngineWithTiers) -> Fetched | None:
-    return await running.tiers.fetch(KEY, IDS, ())
+    return await running.fetch(KEY, WantedState(IDS))
+
+
+async def _planes(state: ReadableState) -> list[list[Plane]]:
+    planes = [layer async for layer in state.layers(0)]
+    await state.close()
+    return planes
 
 
 def _file(directory: Path) -> Path:
@@ -49,7 +58,7 @@ async def test_down_and_up(tmp_path: Path) -> None:
             near.delete(KEY)
         assert running.count("demotions", "host") == running.count("demotions", "disk") == 3
         await running.tiers.store(OTHER, b"", lambda: True)
-        assert await running.tiers.fetch(OTHER, IDS, ()) is None
+        assert await running.fetch(OTHER, WantedState(IDS)) is None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +119,7 @@ async def test_a_restart_takes_back_what_is_of_use(tmp_path: Path) -> None:
         await running.drop()
         stored = await running.tiers.read(KEY)
         assert stored is not None
-        assert list(fetched.layers()) == list(stored.layers())
+        assert await _planes(fetched) == await _planes(stored)
     async with run_engine(tmp_path, [DiskStore(tmp_path / "disk", ROOM)], profile='end_state = "float8"') as running:
         assert await running.tiers.take_back() == []
         assert running.count("corrupt_blobs", "disk") == 0
@@ -120,7 +129,7 @@ async def test_a_restart_takes_back_what_is_of_use(tmp_path: Path) -> None:
 async def test_a_blob_of_another_profile_or_segment(tmp_path: Path) -> None:
     async with run_engine(tmp_path, [DiskStore(tmp_path / "disk", ROOM)]) as running:
         await _store(running)
-        assert await running.tiers.fetch(KEY, (*IDS[:-1], IDS[-1] ^ 1), ()) == Fetched(reason="blob_foreign")
+        assert await running.fetch(KEY, WantedState((*IDS[:-1], IDS[-1] ^ 1))) == Fetched(reason="blob_foreign")
         await _store(running)
     async with run_engine(tmp_path, [DiskStore(tmp_path / "disk", ROOM)], profile='end_state = "float8"') as running:
         assert await _fetch(running) == Fetched(reason="blob_foreign")
@@ -155,7 +164,8 @@ async def test_without_room_in_the_engine(tmp_path: Path) -> None:
     async with run_engine(tmp_path, [HostStore(ROOM)]) as running:
         await _store(running)
         free = await running.free_pages()
-        hold = await running.engine.call(lambda engine: engine.context.holds.allocate(free))
+        # The prompt's 93 tokens fit, and a state beside its live tokens does not.
+        hold = await running.engine.call(lambda engine: engine.context.holds.allocate(free - 6))
         assert await _fetch(running) == Fetched(reason="no_room")
         await running.engine.call(lambda engine: engine.context.holds.release(hold))
         assert await _fetch(running) == Fetched(tier="host")
@@ -170,8 +180,8 @@ async def test_memory_that_cannot_be_had_is_no_fault_of_the_prompt(
         def fail(*_: object, **__: object) -> torch.Tensor:
             raise torch.OutOfMemoryError("no memory")
 
-        monkeypatch.setattr(torch, "empty", fail)
-        assert await _fetch(running) == Fetched(reason="fetch_failed")
+        monkeypatch.setattr(transfer, "_empty_plane", fail)
+        assert await _fetch(running) == Fetched(reason="no_room")
         monkeypatch.undo()
         assert await _fetch(running) == Fetched(tier="host")
 
@@ -227,7 +237,7 @@ async def test_a_tier_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
         running.tiers.policy.engine.observe(seconds=0.001, num_tokens=1000)
         assert await _fetch(running) == Fetched(reason="fetch_timeout")
         await running.drop(OTHER)
-        assert await running.tiers.fetch(OTHER, IDS, ()) == Fetched(reason="fetch_slower")
+        assert await running.fetch(OTHER, WantedState(IDS)) == Fetched(reason="fetch_slower")
         store.may_open.set()
         while await _fetch(running) == Fetched(reason="fetch_timeout"):
             pass

@@ -1,6 +1,7 @@
 """`Fetch` and `Drop` of a real worker over real gRPC: planes layer by layer, whole, and nothing left behind."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 from blake3 import blake3
 from hypic.v1 import worker_pb2, worker_pb2_grpc
 
-from services.blob.layout import CHECKSUM_BYTES, parse_header
+from services.blob.planes import ITEM_BYTES
 from services.common.content import HASH_BYTES
 from services.common.rpc import HealthSwitch, create_channel, create_server
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
+from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.residency import Residency
+from services.worker.adapters.state_stream import read_header
 from services.worker.app import WorkerService
 from services.worker.tiers.host import HostStore
 from tests.contract.served_worker import CALL_SECONDS, IDS, KEY, EngineWithTiers, run_engine
@@ -40,7 +43,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
         cache_channel = create_channel("127.0.0.1:1")
         identity = WorkerIdentity("w", "127.0.0.1:1", served.revision, served.profile_digest, "host")
         residency = Residency(running.engine, CacheClient(cache_channel, identity), "host", running.tiers)
-        service = WorkerService(served, "w", 16, running.engine, residency, running.metrics)
+        service = WorkerService(served, WorkerPlace("w"), running.engine, residency, running.transfers, running.metrics)
         server, port = await create_server(
             [lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)],
             "127.0.0.1:0",
@@ -54,33 +57,42 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
 
 
 def _planes(chunks: list[worker_pb2.Chunk]) -> dict[tuple[int, str], bytes]:
-    """Planes put together; each is in order, whole, and closed by its checksum."""
+    """Planes put together; each is in order, whole, and closed by its checksum. Header and receipt stand round them."""
+    first, *middle, last = chunks
+    assert first.header
+    assert not first.data
+    assert last == worker_pb2.Chunk(key=last.key, receipt=last.receipt)
     planes: dict[tuple[int, str], bytes] = {}
+    sizes: dict[tuple[int, str], int] = {}
     closed: set[tuple[int, str]] = set()
-    for chunk in chunks:
+    for chunk in middle:
         place = (chunk.layer, chunk.plane)
         assert place not in closed
         assert chunk.offset == len(planes.setdefault(place, b""))
         planes[place] += chunk.data
+        if chunk.dtype:
+            sizes[place] = math.prod(chunk.shape) * ITEM_BYTES[chunk.dtype]
         if chunk.checksum:
             assert chunk.checksum == blake3(planes[place]).digest()
             closed.add(place)
     assert closed == set(planes)
+    assert sizes == {place: len(data) for place, data in planes.items()}
+    for layer in {chunk.layer for chunk in middle}:
+        own = [data for (other, _), data in planes.items() if other == layer]
+        promised = next(chunk for chunk in middle if chunk.layer == layer)
+        assert (promised.layer_planes, promised.layer_bytes) == (len(own), sum(map(len, own)))
     return planes
 
 
 async def test_a_state_comes_whole_and_says_what_it_is(worker: ServedWorker) -> None:
     await worker.running.capture()
     chunks = await worker.fetch()
-    prefix = chunks[0].header
     planes = _planes(chunks)
-    size = len(prefix) + CHECKSUM_BYTES + sum(len(data) for data in planes.values())
-    header = parse_header(prefix, blake3(prefix).digest(), size)
-    assert not any(chunk.header for chunk in chunks[1:])
+    header = read_header(chunks[0], worker.running.served, IDS)
     assert header.token_ids == IDS
-    described = {(plane.layer, plane.name): plane.size for plane in header.planes}
-    assert {place: len(data) for place, data in planes.items()} == described
-    assert [chunk.layer for chunk in chunks] == sorted(chunk.layer for chunk in chunks)
+    assert {layer for layer, _ in planes} == set(range(header.num_layers))
+    layers = [chunk.layer for chunk in chunks[1:-1]]
+    assert layers == sorted(layers)
     assert _planes(await worker.fetch()) == planes
 
 
@@ -98,7 +110,7 @@ async def test_later_layers_alone(worker: ServedWorker) -> None:
     planes = _planes(await worker.fetch())
     later = _planes(await worker.fetch(from_layer=2))
     assert later == {place: data for place, data in planes.items() if place[0] >= 2}
-    assert await worker.fetch(from_layer=1000) == []
+    assert len(await worker.fetch(from_layer=1000)) == 2
 
 
 async def test_a_fetch_waits_for_a_state_that_is_being_computed(worker: ServedWorker) -> None:

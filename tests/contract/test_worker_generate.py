@@ -13,13 +13,17 @@ from prometheus_client import CollectorRegistry
 from services.common.content import HASH_BYTES
 from services.common.rpc import HealthSwitch, create_channel, create_server
 from services.worker.adapters.blob_tiers import BlobTiers
+from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.metrics import WorkerMetrics
+from services.worker.adapters.peer_states import PeerStates
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import read_served_model
 from services.worker.adapters.tiered_states import TieredStates
+from services.worker.adapters.transfers import Transfers
 from services.worker.app import WorkerService
 from services.worker.settings import WorkerSettings
 from tests.e2e.stack.checkpoint import write_random_checkpoint
@@ -83,9 +87,11 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
     cache_channel = create_channel(f"127.0.0.1:{cache_port}")
     identity = WorkerIdentity("w", "127.0.0.1:1", served.revision, served.profile_digest, "host")
     metrics = WorkerMetrics(registry)
-    tiers = TieredStates(engine, served, BlobTiers(served, [], metrics), metrics, _CALL_SECONDS)
+    peers = PeerStates(served, "127.0.0.1:1", ByteBudget(1 << 26))
+    tiers = TieredStates(engine, served, BlobTiers(served, [], metrics))
     residency = Residency(engine, CacheClient(cache_channel, identity), "host", tiers)
-    service = WorkerService(served, "w", 16, engine, residency, metrics)
+    transfers = Transfers(engine, served, tiers, peers, residency, metrics, _CALL_SECONDS)
+    service = WorkerService(served, WorkerPlace("w"), engine, residency, transfers, metrics)
     server, port = await create_server(
         [lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)],
         "127.0.0.1:0",

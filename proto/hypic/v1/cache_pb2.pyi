@@ -123,6 +123,27 @@ REGISTER_OUTCOME_UNCHANGED: RegisterOutcome.ValueType  # 3
 """The same title, text and tags were registered already."""
 Global___RegisterOutcome: _TypeAlias = RegisterOutcome  # noqa: Y015
 
+class _WorkerRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkerRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKER_ROLE_UNSPECIFIED: _WorkerRole.ValueType  # 0
+    WORKER_ROLE_PREFILL: _WorkerRole.ValueType  # 1
+    """Captures segments."""
+    WORKER_ROLE_COMBINE: _WorkerRole.ValueType  # 2
+    """Combines prompts and decodes."""
+
+class WorkerRole(_WorkerRole, metaclass=_WorkerRoleEnumTypeWrapper): ...
+
+WORKER_ROLE_UNSPECIFIED: WorkerRole.ValueType  # 0
+WORKER_ROLE_PREFILL: WorkerRole.ValueType  # 1
+"""Captures segments."""
+WORKER_ROLE_COMBINE: WorkerRole.ValueType  # 2
+"""Combines prompts and decodes."""
+Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
+
 @_typing.final
 class Namespace(_message.Message):
     """The namespace of a request. The router authenticates; the cache service derives stored keys."""
@@ -472,6 +493,38 @@ class PublishRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PublishRequest: _TypeAlias = PublishRequest  # noqa: Y015
+
+@_typing.final
+class PublishCopyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    HOLDER_ID_FIELD_NUMBER: _builtins.int
+    HOLDER_RECEIPT_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    worker_id: _builtins.str
+    tier: _builtins.str
+    holder_id: _builtins.str
+    """Whence the bytes came, and the receipt of that copy. FENCED when it is no receipt of it, or the published bytes are others."""
+    holder_receipt: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        worker_id: _builtins.str = ...,
+        tier: _builtins.str = ...,
+        holder_id: _builtins.str = ...,
+        holder_receipt: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder_id", b"holder_id", "holder_receipt", b"holder_receipt", "key", b"key", "tier", b"tier", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishCopyRequest: _TypeAlias = PublishCopyRequest  # noqa: Y015
 
 @_typing.final
 class PublishResponse(_message.Message):
@@ -924,10 +977,13 @@ class WorkerLoad(_message.Message):
     NUM_REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
     STATE_BYTES_USED_FIELD_NUMBER: _builtins.int
     STATE_BYTES_CAPACITY_FIELD_NUMBER: _builtins.int
+    CAPTURE_TOKENS_WAITING_FIELD_NUMBER: _builtins.int
     num_requests_running: _builtins.int
     num_requests_waiting: _builtins.int
     state_bytes_used: _builtins.int
     state_bytes_capacity: _builtins.int
+    capture_tokens_waiting: _builtins.int
+    """Of segments in its line and in its passes."""
     def __init__(
         self,
         *,
@@ -935,14 +991,81 @@ class WorkerLoad(_message.Message):
         num_requests_waiting: _builtins.int = ...,
         state_bytes_used: _builtins.int = ...,
         state_bytes_capacity: _builtins.int = ...,
+        capture_tokens_waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "state_bytes_capacity", b"state_bytes_capacity", "state_bytes_used", b"state_bytes_used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_tokens_waiting", b"capture_tokens_waiting", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "state_bytes_capacity", b"state_bytes_capacity", "state_bytes_used", b"state_bytes_used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class WorkerSpeeds(_message.Message):
+    """As the worker has measured them; 0 is not measured yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPTURE_PASS_TOKENS_FIELD_NUMBER: _builtins.int
+    CAPTURE_PASS_SECONDS_FIELD_NUMBER: _builtins.int
+    CAPTURE_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    COMBINE_PASS_SECONDS_FIELD_NUMBER: _builtins.int
+    COMBINE_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
+    capture_pass_tokens: _builtins.int
+    """A pass over the weights takes up to so many tokens, and its seconds beside those of every token."""
+    capture_pass_seconds: _builtins.float
+    capture_token_seconds: _builtins.float
+    combine_pass_seconds: _builtins.float
+    combine_token_seconds: _builtins.float
+    @_builtins.property
+    def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferSpeed]: ...
+    def __init__(
+        self,
+        *,
+        capture_pass_tokens: _builtins.int = ...,
+        capture_pass_seconds: _builtins.float = ...,
+        capture_token_seconds: _builtins.float = ...,
+        combine_pass_seconds: _builtins.float = ...,
+        combine_token_seconds: _builtins.float = ...,
+        transfers: _abc.Iterable[Global___TransferSpeed] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_pass_seconds", b"capture_pass_seconds", "capture_pass_tokens", b"capture_pass_tokens", "capture_token_seconds", b"capture_token_seconds", "combine_pass_seconds", b"combine_pass_seconds", "combine_token_seconds", b"combine_token_seconds", "transfers", b"transfers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerSpeeds: _TypeAlias = WorkerSpeeds  # noqa: Y015
+
+@_typing.final
+class TransferSpeed(_message.Message):
+    """How fast the worker reads states that do not lie in the engine's memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    LATENCY_SECONDS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """`same_host` and `other_host` for those of other workers, else one of its own lower tiers."""
+    latency_seconds: _builtins.float
+    bytes_per_second: _builtins.float
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        latency_seconds: _builtins.float = ...,
+        bytes_per_second: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "latency_seconds", b"latency_seconds", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferSpeed: _TypeAlias = TransferSpeed  # noqa: Y015
 
 @_typing.final
 class HeartbeatRequest(_message.Message):
@@ -954,10 +1077,15 @@ class HeartbeatRequest(_message.Message):
     PROFILE_DIGEST_FIELD_NUMBER: _builtins.int
     RESIDENT_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    SPEEDS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     address: _builtins.str
     model: _builtins.str
     profile_digest: _builtins.str
+    draining: _builtins.bool
+    """It finishes what it has, and takes nothing new."""
     @_builtins.property
     def resident(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResidentEntry]:
         """Everything that the worker holds now; entries that the directory does not know come back in drop_keys,
@@ -967,6 +1095,12 @@ class HeartbeatRequest(_message.Message):
 
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___WorkerRole.ValueType]:
+        """None: both."""
+
+    @_builtins.property
+    def speeds(self) -> Global___WorkerSpeeds: ...
     def __init__(
         self,
         *,
@@ -976,10 +1110,13 @@ class HeartbeatRequest(_message.Message):
         profile_digest: _builtins.str = ...,
         resident: _abc.Iterable[Global___ResidentEntry] | None = ...,
         load: Global___WorkerLoad | None = ...,
+        roles: _abc.Iterable[Global___WorkerRole.ValueType] | None = ...,
+        speeds: Global___WorkerSpeeds | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "speeds", b"speeds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "load", b"load", "model", b"model", "profile_digest", b"profile_digest", "resident", b"resident", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "load", b"load", "model", b"model", "profile_digest", b"profile_digest", "resident", b"resident", "roles", b"roles", "speeds", b"speeds", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1045,3 +1182,83 @@ class HeartbeatResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
+
+@_typing.final
+class ListWorkersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkersRequest: _TypeAlias = ListWorkersRequest  # noqa: Y015
+
+@_typing.final
+class RegisteredWorker(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROFILE_DIGEST_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    SPEEDS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    address: _builtins.str
+    model: _builtins.str
+    profile_digest: _builtins.str
+    draining: _builtins.bool
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___WorkerRole.ValueType]: ...
+    @_builtins.property
+    def load(self) -> Global___WorkerLoad: ...
+    @_builtins.property
+    def speeds(self) -> Global___WorkerSpeeds: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        model: _builtins.str = ...,
+        profile_digest: _builtins.str = ...,
+        roles: _abc.Iterable[Global___WorkerRole.ValueType] | None = ...,
+        load: Global___WorkerLoad | None = ...,
+        speeds: Global___WorkerSpeeds | None = ...,
+        draining: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "speeds", b"speeds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "load", b"load", "model", b"model", "profile_digest", b"profile_digest", "roles", b"roles", "speeds", b"speeds", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisteredWorker: _TypeAlias = RegisteredWorker  # noqa: Y015
+
+@_typing.final
+class ListWorkersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegisteredWorker]:
+        """In the order of their ids."""
+
+    def __init__(
+        self,
+        *,
+        workers: _abc.Iterable[Global___RegisteredWorker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015

@@ -54,6 +54,11 @@ class CacheServiceStub:
                 request_serializer=hypic_dot_v1_dot_cache__pb2.PublishRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_cache__pb2.PublishResponse.FromString,
                 _registered_method=True)
+        self.PublishCopy = channel.unary_unary(
+                '/hypic.v1.CacheService/PublishCopy',
+                request_serializer=hypic_dot_v1_dot_cache__pb2.PublishCopyRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_cache__pb2.PublishResponse.FromString,
+                _registered_method=True)
         self.Invalidate = channel.unary_unary(
                 '/hypic.v1.CacheService/Invalidate',
                 request_serializer=hypic_dot_v1_dot_cache__pb2.InvalidateRequest.SerializeToString,
@@ -89,6 +94,11 @@ class CacheServiceStub:
                 request_serializer=hypic_dot_v1_dot_cache__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_cache__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/hypic.v1.CacheService/ListWorkers',
+                request_serializer=hypic_dot_v1_dot_cache__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_cache__pb2.ListWorkersResponse.FromString,
+                _registered_method=True)
 
 
 class CacheServiceServicer:
@@ -118,6 +128,13 @@ class CacheServiceServicer:
 
     def Publish(self, request, context):
         """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PublishCopy(self, request, context):
+        """Makes a copy of a published state, fetched from a holder, visible as another one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,6 +189,13 @@ class CacheServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListWorkers(self, request, context):
+        """Workers with a live heartbeat, as they described themselves with the last one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -193,6 +217,11 @@ def add_CacheServiceServicer_to_server(servicer, server):
             'Publish': grpc.unary_unary_rpc_method_handler(
                     servicer.Publish,
                     request_deserializer=hypic_dot_v1_dot_cache__pb2.PublishRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_cache__pb2.PublishResponse.SerializeToString,
+            ),
+            'PublishCopy': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishCopy,
+                    request_deserializer=hypic_dot_v1_dot_cache__pb2.PublishCopyRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_cache__pb2.PublishResponse.SerializeToString,
             ),
             'Invalidate': grpc.unary_unary_rpc_method_handler(
@@ -229,6 +258,11 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=hypic_dot_v1_dot_cache__pb2.HeartbeatRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_cache__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=hypic_dot_v1_dot_cache__pb2.ListWorkersRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_cache__pb2.ListWorkersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -338,6 +372,33 @@ class CacheService:
             target,
             '/hypic.v1.CacheService/Publish',
             hypic_dot_v1_dot_cache__pb2.PublishRequest.SerializeToString,
+            hypic_dot_v1_dot_cache__pb2.PublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishCopy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.CacheService/PublishCopy',
+            hypic_dot_v1_dot_cache__pb2.PublishCopyRequest.SerializeToString,
             hypic_dot_v1_dot_cache__pb2.PublishResponse.FromString,
             options,
             channel_credentials,
@@ -528,6 +589,33 @@ class CacheService:
             '/hypic.v1.CacheService/Heartbeat',
             hypic_dot_v1_dot_cache__pb2.HeartbeatRequest.SerializeToString,
             hypic_dot_v1_dot_cache__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.CacheService/ListWorkers',
+            hypic_dot_v1_dot_cache__pb2.ListWorkersRequest.SerializeToString,
+            hypic_dot_v1_dot_cache__pb2.ListWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class CacheServiceStub:
     """Ends a lease and gives up its unpublished tickets, so that another request may take them."""
     Publish: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PublishRequest, _cache_pb2.PublishResponse]
     """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused."""
+    PublishCopy: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PublishCopyRequest, _cache_pb2.PublishResponse]
+    """Makes a copy of a published state, fetched from a holder, visible as another one."""
     Invalidate: _grpc.UnaryUnaryMultiCallable[_cache_pb2.InvalidateRequest, _cache_pb2.InvalidateResponse]
     """Unreachable for every plan made after this returns."""
     Pin: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PinRequest, _cache_pb2.PinResponse]
@@ -57,6 +59,8 @@ class CacheServiceStub:
     """Registered documents of a tenant in the order of their ids."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_cache_pb2.HeartbeatRequest, _cache_pb2.HeartbeatResponse]
     """A worker's sign of life: identity, residency changes, load. The answer names copies to drop."""
+    ListWorkers: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ListWorkersRequest, _cache_pb2.ListWorkersResponse]
+    """Workers with a live heartbeat, as they described themselves with the last one."""
 
 @_typing.type_check_only
 class CacheServiceAsyncStub(CacheServiceStub):
@@ -71,6 +75,8 @@ class CacheServiceAsyncStub(CacheServiceStub):
     """Ends a lease and gives up its unpublished tickets, so that another request may take them."""
     Publish: _aio.UnaryUnaryMultiCallable[_cache_pb2.PublishRequest, _cache_pb2.PublishResponse]  # type: ignore[assignment]
     """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused."""
+    PublishCopy: _aio.UnaryUnaryMultiCallable[_cache_pb2.PublishCopyRequest, _cache_pb2.PublishResponse]  # type: ignore[assignment]
+    """Makes a copy of a published state, fetched from a holder, visible as another one."""
     Invalidate: _aio.UnaryUnaryMultiCallable[_cache_pb2.InvalidateRequest, _cache_pb2.InvalidateResponse]  # type: ignore[assignment]
     """Unreachable for every plan made after this returns."""
     Pin: _aio.UnaryUnaryMultiCallable[_cache_pb2.PinRequest, _cache_pb2.PinResponse]  # type: ignore[assignment]
@@ -85,6 +91,8 @@ class CacheServiceAsyncStub(CacheServiceStub):
     """Registered documents of a tenant in the order of their ids."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_cache_pb2.HeartbeatRequest, _cache_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """A worker's sign of life: identity, residency changes, load. The answer names copies to drop."""
+    ListWorkers: _aio.UnaryUnaryMultiCallable[_cache_pb2.ListWorkersRequest, _cache_pb2.ListWorkersResponse]  # type: ignore[assignment]
+    """Workers with a live heartbeat, as they described themselves with the last one."""
 
 class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -120,6 +128,14 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.PublishResponse, _abc.Awaitable[_cache_pb2.PublishResponse]]:
         """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused."""
+
+    @_abc_1.abstractmethod
+    def PublishCopy(
+        self,
+        request: _cache_pb2.PublishCopyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.PublishResponse, _abc.Awaitable[_cache_pb2.PublishResponse]]:
+        """Makes a copy of a published state, fetched from a holder, visible as another one."""
 
     @_abc_1.abstractmethod
     def Invalidate(
@@ -176,5 +192,13 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.HeartbeatResponse, _abc.Awaitable[_cache_pb2.HeartbeatResponse]]:
         """A worker's sign of life: identity, residency changes, load. The answer names copies to drop."""
+
+    @_abc_1.abstractmethod
+    def ListWorkers(
+        self,
+        request: _cache_pb2.ListWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.ListWorkersResponse, _abc.Awaitable[_cache_pb2.ListWorkersResponse]]:
+        """Workers with a live heartbeat, as they described themselves with the last one."""
 
 def add_CacheServiceServicer_to_server(servicer: CacheServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,63 +22,70 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from hypic.v1 import cache_pb2 as hypic_dot_v1_dot_cache__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15hypic/v1/worker.proto\x12\x08hypic.v1\"\x11\n\x0f\x44\x65scribeRequest\"^\n\x10\x44\x65scribeResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x14.hypic.v1.WorkerInfoH\x00\x12\x19\n\x0ftokenizer_chunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\xc3\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x04 \x01(\t\x12\"\n\x07profile\x18\x05 \x01(\x0b\x32\x11.hypic.v1.Profile\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x11\n\tbos_token\x18\t \x01(\t\x12\x11\n\teos_token\x18\n \x01(\t\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x17\n\x0fmax_live_tokens\x18\x0c \x01(\r\x12\x13\n\x0b\x63\x61n_capture\x18\r \x01(\x08\x12\x13\n\x0b\x63\x61n_combine\x18\x0e \x01(\x08\"\x8c\x01\n\x07Profile\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x1a\n\x12min_segment_tokens\x18\x02 \x01(\r\x12\x10\n\x08min_body\x18\x03 \x01(\r\x12\x15\n\rdocument_open\x18\x04 \x01(\t\x12\x16\n\x0e\x64ocument_close\x18\x05 \x01(\t\x12\x14\n\x0cprime_tokens\x18\x06 \x01(\r\"-\n\tTicketRef\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\"d\n\x0e\x43\x61ptureRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x08segments\x18\x02 \x03(\x0b\x32\x18.hypic.v1.CaptureSegment\x12\x12\n\nbackground\x18\x03 \x01(\x08\"U\n\x0e\x43\x61ptureSegment\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.hypic.v1.TicketRef\"{\n\x0c\x43\x61ptureEvent\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12)\n\x07outcome\x18\x02 \x01(\x0e\x32\x18.hypic.v1.CaptureOutcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"E\n\x0c\x46\x65tchRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nfrom_layer\x18\x02 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"r\n\x05\x43hunk\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05layer\x18\x02 \x01(\r\x12\r\n\x05plane\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x0c\x12\x0e\n\x06header\x18\x07 \x01(\x0c\"z\n\nPromptPart\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12&\n\x07serving\x18\x02 \x01(\x0e\x32\x15.hypic.v1.PartServing\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12$\n\x07\x63\x61pture\x18\x04 \x01(\x0b\x32\x13.hypic.v1.TicketRef\"W\n\x0fSnapshotRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nafter_part\x18\x02 \x01(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.hypic.v1.TicketRef\"\x85\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\rB\x07\n\x05_seed\"\xc4\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12#\n\x05parts\x18\x03 \x03(\x0b\x32\x14.hypic.v1.PromptPart\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.hypic.v1.Sampling\x12\x12\n\nprefix_key\x18\x05 \x01(\x0c\x12,\n\tsnapshots\x18\x06 \x03(\x0b\x32\x19.hypic.v1.SnapshotRequest\"\x8e\x01\n\rGenerateEvent\x12(\n\tprefilled\x18\x01 \x01(\x0b\x32\x13.hypic.v1.PrefilledH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.hypic.v1.TokensH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.hypic.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x8c\x01\n\tPrefilled\x12#\n\x05parts\x18\x01 \x03(\x0b\x32\x14.hypic.v1.ServedPart\x12\x15\n\rqueue_seconds\x18\x02 \x01(\x01\x12\x17\n\x0f\x63ombine_seconds\x18\x03 \x01(\x01\x12\x13\n\x0blive_tokens\x18\x04 \x01(\r\x12\x15\n\rfetch_seconds\x18\x05 \x01(\x01\"\x97\x01\n\nServedPart\x12&\n\x07serving\x18\x01 \x01(\x0e\x32\x15.hypic.v1.PartServing\x12\x13\n\x0blive_tokens\x18\x02 \x01(\r\x12\x15\n\rreused_tokens\x18\x03 \x01(\r\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x17\n\x0f\x63\x61ptured_tokens\x18\x06 \x01(\r\"\x1b\n\x06Tokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"d\n\x08\x46inished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.hypic.v1.FinishReason\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x02 \x01(\x01\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\"\x1b\n\x0b\x44ropRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"#\n\x0c\x44ropResponse\x12\x13\n\x0bnum_dropped\x18\x01 \x01(\r*i\n\x0e\x43\x61ptureOutcome\x12\x1f\n\x1b\x43\x41PTURE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43\x41PTURE_OUTCOME_STORED\x10\x01\x12\x1a\n\x16\x43\x41PTURE_OUTCOME_FAILED\x10\x02*u\n\x0bPartServing\x12\x1c\n\x18PART_SERVING_UNSPECIFIED\x10\x00\x12\x15\n\x11PART_SERVING_LIVE\x10\x01\x12\x18\n\x14PART_SERVING_SEGMENT\x10\x02\x12\x17\n\x13PART_SERVING_PREFIX\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xc0\x02\n\rWorkerService\x12\x43\n\x08\x44\x65scribe\x12\x19.hypic.v1.DescribeRequest\x1a\x1a.hypic.v1.DescribeResponse0\x01\x12=\n\x07\x43\x61pture\x12\x18.hypic.v1.CaptureRequest\x1a\x16.hypic.v1.CaptureEvent0\x01\x12\x32\n\x05\x46\x65tch\x12\x16.hypic.v1.FetchRequest\x1a\x0f.hypic.v1.Chunk0\x01\x12@\n\x08Generate\x12\x19.hypic.v1.GenerateRequest\x1a\x17.hypic.v1.GenerateEvent0\x01\x12\x35\n\x04\x44rop\x12\x15.hypic.v1.DropRequest\x1a\x16.hypic.v1.DropResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15hypic/v1/worker.proto\x12\x08hypic.v1\x1a\x14hypic/v1/cache.proto\"\x11\n\x0f\x44\x65scribeRequest\"^\n\x10\x44\x65scribeResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x14.hypic.v1.WorkerInfoH\x00\x12\x19\n\x0ftokenizer_chunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\x89\x03\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x04 \x01(\t\x12\"\n\x07profile\x18\x05 \x01(\x0b\x32\x11.hypic.v1.Profile\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x11\n\tbos_token\x18\t \x01(\t\x12\x11\n\teos_token\x18\n \x01(\t\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x17\n\x0fmax_live_tokens\x18\x0c \x01(\r\x12\x13\n\x0b\x63\x61n_capture\x18\r \x01(\x08\x12\x13\n\x0b\x63\x61n_combine\x18\x0e \x01(\x08\x12\x13\n\x0bstate_bytes\x18\x0f \x01(\x04\x12\x19\n\x11state_token_bytes\x18\x10 \x01(\x04\x12\x14\n\x0cmoves_states\x18\x11 \x01(\x08\"\x8c\x01\n\x07Profile\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x1a\n\x12min_segment_tokens\x18\x02 \x01(\r\x12\x10\n\x08min_body\x18\x03 \x01(\r\x12\x15\n\rdocument_open\x18\x04 \x01(\t\x12\x16\n\x0e\x64ocument_close\x18\x05 \x01(\t\x12\x14\n\x0cprime_tokens\x18\x06 \x01(\r\"-\n\tTicketRef\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\"d\n\x0e\x43\x61ptureRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x08segments\x18\x02 \x03(\x0b\x32\x18.hypic.v1.CaptureSegment\x12\x12\n\nbackground\x18\x03 \x01(\x08\"U\n\x0e\x43\x61ptureSegment\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.hypic.v1.TicketRef\"{\n\x0c\x43\x61ptureEvent\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12)\n\x07outcome\x18\x02 \x01(\x0e\x32\x18.hypic.v1.CaptureOutcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"E\n\x0c\x46\x65tchRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nfrom_layer\x18\x02 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"\xe4\x01\n\x05\x43hunk\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05layer\x18\x02 \x01(\r\x12\r\n\x05plane\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x0c\x12\x0e\n\x06header\x18\x07 \x01(\x0c\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\r\n\x05shape\x18\t \x03(\r\x12\x14\n\x0clayer_planes\x18\n \x01(\r\x12\x13\n\x0blayer_bytes\x18\x0b \x01(\x04\x12\x0f\n\x07receipt\x18\x0c \x01(\x0c\x12\x16\n\x0e\x62\x65ing_computed\x18\r \x01(\x08\"\xbf\x01\n\nPromptPart\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12&\n\x07serving\x18\x02 \x01(\x0e\x32\x15.hypic.v1.PartServing\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12$\n\x07\x63\x61pture\x18\x04 \x01(\x0b\x32\x13.hypic.v1.TicketRef\x12&\n\x07sources\x18\x05 \x03(\x0b\x32\x15.hypic.v1.StateSource\x12\x1b\n\x13source_wait_seconds\x18\x06 \x01(\x01\"1\n\x0bStateSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"W\n\x0fSnapshotRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nafter_part\x18\x02 \x01(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.hypic.v1.TicketRef\"\x85\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\rB\x07\n\x05_seed\"\xc4\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12#\n\x05parts\x18\x03 \x03(\x0b\x32\x14.hypic.v1.PromptPart\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.hypic.v1.Sampling\x12\x12\n\nprefix_key\x18\x05 \x01(\x0c\x12,\n\tsnapshots\x18\x06 \x03(\x0b\x32\x19.hypic.v1.SnapshotRequest\"\x8e\x01\n\rGenerateEvent\x12(\n\tprefilled\x18\x01 \x01(\x0b\x32\x13.hypic.v1.PrefilledH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.hypic.v1.TokensH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.hypic.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x8c\x01\n\tPrefilled\x12#\n\x05parts\x18\x01 \x03(\x0b\x32\x14.hypic.v1.ServedPart\x12\x15\n\rqueue_seconds\x18\x02 \x01(\x01\x12\x17\n\x0f\x63ombine_seconds\x18\x03 \x01(\x01\x12\x13\n\x0blive_tokens\x18\x04 \x01(\r\x12\x15\n\rfetch_seconds\x18\x05 \x01(\x01\"\xbe\x01\n\nServedPart\x12&\n\x07serving\x18\x01 \x01(\x0e\x32\x15.hypic.v1.PartServing\x12\x13\n\x0blive_tokens\x18\x02 \x01(\r\x12\x15\n\rreused_tokens\x18\x03 \x01(\r\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x17\n\x0f\x63\x61ptured_tokens\x18\x06 \x01(\r\x12\x0e\n\x06source\x18\x07 \x01(\t\x12\x15\n\rfetch_seconds\x18\x08 \x01(\x01\"\x1b\n\x06Tokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"d\n\x08\x46inished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.hypic.v1.FinishReason\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x02 \x01(\x01\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\"\x1b\n\x0b\x44ropRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"#\n\x0c\x44ropResponse\x12\x13\n\x0bnum_dropped\x18\x01 \x01(\r\"\x0f\n\rReportRequest\"n\n\x0eReportResponse\x12\"\n\x04load\x18\x01 \x01(\x0b\x32\x14.hypic.v1.WorkerLoad\x12&\n\x06speeds\x18\x02 \x01(\x0b\x32\x16.hypic.v1.WorkerSpeeds\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08*i\n\x0e\x43\x61ptureOutcome\x12\x1f\n\x1b\x43\x41PTURE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43\x41PTURE_OUTCOME_STORED\x10\x01\x12\x1a\n\x16\x43\x41PTURE_OUTCOME_FAILED\x10\x02*u\n\x0bPartServing\x12\x1c\n\x18PART_SERVING_UNSPECIFIED\x10\x00\x12\x15\n\x11PART_SERVING_LIVE\x10\x01\x12\x18\n\x14PART_SERVING_SEGMENT\x10\x02\x12\x17\n\x13PART_SERVING_PREFIX\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xfd\x02\n\rWorkerService\x12\x43\n\x08\x44\x65scribe\x12\x19.hypic.v1.DescribeRequest\x1a\x1a.hypic.v1.DescribeResponse0\x01\x12=\n\x07\x43\x61pture\x12\x18.hypic.v1.CaptureRequest\x1a\x16.hypic.v1.CaptureEvent0\x01\x12\x32\n\x05\x46\x65tch\x12\x16.hypic.v1.FetchRequest\x1a\x0f.hypic.v1.Chunk0\x01\x12@\n\x08Generate\x12\x19.hypic.v1.GenerateRequest\x1a\x17.hypic.v1.GenerateEvent0\x01\x12\x35\n\x04\x44rop\x12\x15.hypic.v1.DropRequest\x1a\x16.hypic.v1.DropResponse\x12;\n\x06Report\x12\x17.hypic.v1.ReportRequest\x1a\x18.hypic.v1.ReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hypic.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CAPTUREOUTCOME']._serialized_start=2354
-  _globals['_CAPTUREOUTCOME']._serialized_end=2459
-  _globals['_PARTSERVING']._serialized_start=2461
-  _globals['_PARTSERVING']._serialized_end=2578
-  _globals['_FINISHREASON']._serialized_start=2580
-  _globals['_FINISHREASON']._serialized_end=2675
-  _globals['_DESCRIBEREQUEST']._serialized_start=35
-  _globals['_DESCRIBEREQUEST']._serialized_end=52
-  _globals['_DESCRIBERESPONSE']._serialized_start=54
-  _globals['_DESCRIBERESPONSE']._serialized_end=148
-  _globals['_WORKERINFO']._serialized_start=151
-  _globals['_WORKERINFO']._serialized_end=474
-  _globals['_PROFILE']._serialized_start=477
-  _globals['_PROFILE']._serialized_end=617
-  _globals['_TICKETREF']._serialized_start=619
-  _globals['_TICKETREF']._serialized_end=664
-  _globals['_CAPTUREREQUEST']._serialized_start=666
-  _globals['_CAPTUREREQUEST']._serialized_end=766
-  _globals['_CAPTURESEGMENT']._serialized_start=768
-  _globals['_CAPTURESEGMENT']._serialized_end=853
-  _globals['_CAPTUREEVENT']._serialized_start=855
-  _globals['_CAPTUREEVENT']._serialized_end=978
-  _globals['_FETCHREQUEST']._serialized_start=980
-  _globals['_FETCHREQUEST']._serialized_end=1049
-  _globals['_CHUNK']._serialized_start=1051
-  _globals['_CHUNK']._serialized_end=1165
-  _globals['_PROMPTPART']._serialized_start=1167
-  _globals['_PROMPTPART']._serialized_end=1289
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1291
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1378
-  _globals['_SAMPLING']._serialized_start=1381
-  _globals['_SAMPLING']._serialized_end=1514
-  _globals['_GENERATEREQUEST']._serialized_start=1517
-  _globals['_GENERATEREQUEST']._serialized_end=1713
-  _globals['_GENERATEEVENT']._serialized_start=1716
-  _globals['_GENERATEEVENT']._serialized_end=1858
-  _globals['_PREFILLED']._serialized_start=1861
-  _globals['_PREFILLED']._serialized_end=2001
-  _globals['_SERVEDPART']._serialized_start=2004
-  _globals['_SERVEDPART']._serialized_end=2155
-  _globals['_TOKENS']._serialized_start=2157
-  _globals['_TOKENS']._serialized_end=2184
-  _globals['_FINISHED']._serialized_start=2186
-  _globals['_FINISHED']._serialized_end=2286
-  _globals['_DROPREQUEST']._serialized_start=2288
-  _globals['_DROPREQUEST']._serialized_end=2315
-  _globals['_DROPRESPONSE']._serialized_start=2317
-  _globals['_DROPRESPONSE']._serialized_end=2352
-  _globals['_WORKERSERVICE']._serialized_start=2678
-  _globals['_WORKERSERVICE']._serialized_end=2998
+  _globals['_CAPTUREOUTCOME']._serialized_start=2850
+  _globals['_CAPTUREOUTCOME']._serialized_end=2955
+  _globals['_PARTSERVING']._serialized_start=2957
+  _globals['_PARTSERVING']._serialized_end=3074
+  _globals['_FINISHREASON']._serialized_start=3076
+  _globals['_FINISHREASON']._serialized_end=3171
+  _globals['_DESCRIBEREQUEST']._serialized_start=57
+  _globals['_DESCRIBEREQUEST']._serialized_end=74
+  _globals['_DESCRIBERESPONSE']._serialized_start=76
+  _globals['_DESCRIBERESPONSE']._serialized_end=170
+  _globals['_WORKERINFO']._serialized_start=173
+  _globals['_WORKERINFO']._serialized_end=566
+  _globals['_PROFILE']._serialized_start=569
+  _globals['_PROFILE']._serialized_end=709
+  _globals['_TICKETREF']._serialized_start=711
+  _globals['_TICKETREF']._serialized_end=756
+  _globals['_CAPTUREREQUEST']._serialized_start=758
+  _globals['_CAPTUREREQUEST']._serialized_end=858
+  _globals['_CAPTURESEGMENT']._serialized_start=860
+  _globals['_CAPTURESEGMENT']._serialized_end=945
+  _globals['_CAPTUREEVENT']._serialized_start=947
+  _globals['_CAPTUREEVENT']._serialized_end=1070
+  _globals['_FETCHREQUEST']._serialized_start=1072
+  _globals['_FETCHREQUEST']._serialized_end=1141
+  _globals['_CHUNK']._serialized_start=1144
+  _globals['_CHUNK']._serialized_end=1372
+  _globals['_PROMPTPART']._serialized_start=1375
+  _globals['_PROMPTPART']._serialized_end=1566
+  _globals['_STATESOURCE']._serialized_start=1568
+  _globals['_STATESOURCE']._serialized_end=1617
+  _globals['_SNAPSHOTREQUEST']._serialized_start=1619
+  _globals['_SNAPSHOTREQUEST']._serialized_end=1706
+  _globals['_SAMPLING']._serialized_start=1709
+  _globals['_SAMPLING']._serialized_end=1842
+  _globals['_GENERATEREQUEST']._serialized_start=1845
+  _globals['_GENERATEREQUEST']._serialized_end=2041
+  _globals['_GENERATEEVENT']._serialized_start=2044
+  _globals['_GENERATEEVENT']._serialized_end=2186
+  _globals['_PREFILLED']._serialized_start=2189
+  _globals['_PREFILLED']._serialized_end=2329
+  _globals['_SERVEDPART']._serialized_start=2332
+  _globals['_SERVEDPART']._serialized_end=2522
+  _globals['_TOKENS']._serialized_start=2524
+  _globals['_TOKENS']._serialized_end=2551
+  _globals['_FINISHED']._serialized_start=2553
+  _globals['_FINISHED']._serialized_end=2653
+  _globals['_DROPREQUEST']._serialized_start=2655
+  _globals['_DROPREQUEST']._serialized_end=2682
+  _globals['_DROPRESPONSE']._serialized_start=2684
+  _globals['_DROPRESPONSE']._serialized_end=2719
+  _globals['_REPORTREQUEST']._serialized_start=2721
+  _globals['_REPORTREQUEST']._serialized_end=2736
+  _globals['_REPORTRESPONSE']._serialized_start=2738
+  _globals['_REPORTRESPONSE']._serialized_end=2848
+  _globals['_WORKERSERVICE']._serialized_start=3174
+  _globals['_WORKERSERVICE']._serialized_end=3555
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from hypic.v1 import cache_pb2 as _cache_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -138,6 +139,9 @@ class WorkerInfo(_message.Message):
     MAX_LIVE_TOKENS_FIELD_NUMBER: _builtins.int
     CAN_CAPTURE_FIELD_NUMBER: _builtins.int
     CAN_COMBINE_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
+    STATE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    MOVES_STATES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     model_name: _builtins.str
     """The name that clients send as `model`."""
@@ -152,6 +156,11 @@ class WorkerInfo(_message.Message):
     max_live_tokens: _builtins.int
     can_capture: _builtins.bool
     can_combine: _builtins.bool
+    state_bytes: _builtins.int
+    """What a segment state weighs: of itself, and of every token of its body."""
+    state_token_bytes: _builtins.int
+    moves_states: _builtins.bool
+    """Its states go to other workers, and it takes theirs. Not so where ranks hold shares of them."""
     @_builtins.property
     def profile(self) -> Global___Profile: ...
     @_builtins.property
@@ -173,10 +182,13 @@ class WorkerInfo(_message.Message):
         max_live_tokens: _builtins.int = ...,
         can_capture: _builtins.bool = ...,
         can_combine: _builtins.bool = ...,
+        state_bytes: _builtins.int = ...,
+        state_token_bytes: _builtins.int = ...,
+        moves_states: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "can_capture", b"can_capture", "can_combine", b"can_combine", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token", b"eos_token", "family", b"family", "max_live_tokens", b"max_live_tokens", "model_name", b"model_name", "model_revision", b"model_revision", "profile", b"profile", "stop_token_ids", b"stop_token_ids", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "can_capture", b"can_capture", "can_combine", b"can_combine", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token", b"eos_token", "family", b"family", "max_live_tokens", b"max_live_tokens", "model_name", b"model_name", "model_revision", b"model_revision", "moves_states", b"moves_states", "profile", b"profile", "state_bytes", b"state_bytes", "state_token_bytes", b"state_token_bytes", "stop_token_ids", b"stop_token_ids", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -364,6 +376,12 @@ class Chunk(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    LAYER_PLANES_FIELD_NUMBER: _builtins.int
+    LAYER_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    BEING_COMPUTED_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     layer: _builtins.int
     plane: _builtins.str
@@ -372,7 +390,20 @@ class Chunk(_message.Message):
     checksum: _builtins.bytes
     """With the last chunk of a plane: BLAKE3 of the plane's bytes."""
     header: _builtins.bytes
-    """With the first chunk of a state: its blob's header (services/blob/layout.py): everything before the header's checksum."""
+    """The first message, alone: a blob's header (services/blob/layout.py) with its checksum. It describes no planes, which may not
+    be there yet.
+    """
+    dtype: _builtins.str
+    """With the first chunk of a plane, by safetensors' names."""
+    layer_planes: _builtins.int
+    """With the first chunk of a layer: its planes, and the bytes of all of them."""
+    layer_bytes: _builtins.int
+    receipt: _builtins.bytes
+    """The last message, alone: the directory's receipt of the sender's copy; empty where it is not published."""
+    being_computed: _builtins.bool
+    """With the header: layers are sent as they are computed."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -383,10 +414,16 @@ class Chunk(_message.Message):
         data: _builtins.bytes = ...,
         checksum: _builtins.bytes = ...,
         header: _builtins.bytes = ...,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        layer_planes: _builtins.int = ...,
+        layer_bytes: _builtins.int = ...,
+        receipt: _builtins.bytes = ...,
+        being_computed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "data", b"data", "header", b"header", "key", b"key", "layer", b"layer", "offset", b"offset", "plane", b"plane"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["being_computed", b"being_computed", "checksum", b"checksum", "data", b"data", "dtype", b"dtype", "header", b"header", "key", b"key", "layer", b"layer", "layer_bytes", b"layer_bytes", "layer_planes", b"layer_planes", "offset", b"offset", "plane", b"plane", "receipt", b"receipt", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,9 +437,13 @@ class PromptPart(_message.Message):
     SERVING_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     CAPTURE_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    SOURCE_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     serving: Global___PartServing.ValueType
     key: _builtins.bytes
     """With SEGMENT: the stored key."""
+    source_wait_seconds: _builtins.float
+    """How long a source may take before its first layer comes: the state is being computed. 0: it is there."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -411,6 +452,10 @@ class PromptPart(_message.Message):
         under this ticket. Once for each key.
         """
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSource]:
+        """With SEGMENT: other workers that hold the state, or compute it now, the preferred one first. The addresses are the router's own."""
+
     def __init__(
         self,
         *,
@@ -418,14 +463,40 @@ class PromptPart(_message.Message):
         serving: Global___PartServing.ValueType = ...,
         key: _builtins.bytes = ...,
         capture: Global___TicketRef | None = ...,
+        sources: _abc.Iterable[Global___StateSource] | None = ...,
+        source_wait_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "key", b"key", "serving", b"serving", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "key", b"key", "serving", b"serving", "source_wait_seconds", b"source_wait_seconds", "sources", b"sources", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptPart: _TypeAlias = PromptPart  # noqa: Y015
+
+@_typing.final
+class StateSource(_message.Message):
+    """A worker from which a state may be fetched."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    address: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateSource: _TypeAlias = StateSource  # noqa: Y015
 
 @_typing.final
 class SnapshotRequest(_message.Message):
@@ -611,6 +682,8 @@ class ServedPart(_message.Message):
     TIER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CAPTURED_TOKENS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FETCH_SECONDS_FIELD_NUMBER: _builtins.int
     serving: Global___PartServing.ValueType
     live_tokens: _builtins.int
     reused_tokens: _builtins.int
@@ -619,6 +692,10 @@ class ServedPart(_message.Message):
     """Why a part that was asked for as SEGMENT or PREFIX was computed instead; empty otherwise."""
     captured_tokens: _builtins.int
     """With SEGMENT: of a body whose state was computed for this request."""
+    source: _builtins.str
+    """The worker from which the state was fetched for this request; empty where it lay here."""
+    fetch_seconds: _builtins.float
+    """Of that fetch, or of one from a lower tier."""
     def __init__(
         self,
         *,
@@ -628,10 +705,12 @@ class ServedPart(_message.Message):
         tier: _builtins.str = ...,
         reason: _builtins.str = ...,
         captured_tokens: _builtins.int = ...,
+        source: _builtins.str = ...,
+        fetch_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_tokens", b"captured_tokens", "live_tokens", b"live_tokens", "reason", b"reason", "reused_tokens", b"reused_tokens", "serving", b"serving", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_tokens", b"captured_tokens", "fetch_seconds", b"fetch_seconds", "live_tokens", b"live_tokens", "reason", b"reason", "reused_tokens", b"reused_tokens", "serving", b"serving", "source", b"source", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -720,3 +799,45 @@ class DropResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropResponse: _TypeAlias = DropResponse  # noqa: Y015
+
+@_typing.final
+class ReportRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
+
+@_typing.final
+class ReportResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOAD_FIELD_NUMBER: _builtins.int
+    SPEEDS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    draining: _builtins.bool
+    @_builtins.property
+    def load(self) -> _cache_pb2.WorkerLoad: ...
+    @_builtins.property
+    def speeds(self) -> _cache_pb2.WorkerSpeeds: ...
+    def __init__(
+        self,
+        *,
+        load: _cache_pb2.WorkerLoad | None = ...,
+        speeds: _cache_pb2.WorkerSpeeds | None = ...,
+        draining: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "speeds", b"speeds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "load", b"load", "speeds", b"speeds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015

@@ -59,6 +59,11 @@ class WorkerServiceStub:
                 request_serializer=hypic_dot_v1_dot_worker__pb2.DropRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_worker__pb2.DropResponse.FromString,
                 _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/hypic.v1.WorkerService/Report',
+                request_serializer=hypic_dot_v1_dot_worker__pb2.ReportRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_worker__pb2.ReportResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -79,7 +84,7 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """The planes of one state, layer by layer, 1 MiB chunks. Closing the stream cancels.
+        """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +99,13 @@ class WorkerServiceServicer:
 
     def Drop(self, request, context):
         """Makes states unreachable at once; memory follows with the last reference.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Report(self, request, context):
+        """Load, speeds and whether new work is taken, for whoever chooses between workers; answered whatever the engine does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,6 +138,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Drop,
                     request_deserializer=hypic_dot_v1_dot_worker__pb2.DropRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_worker__pb2.DropResponse.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=hypic_dot_v1_dot_worker__pb2.ReportRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_worker__pb2.ReportResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class WorkerService:
             '/hypic.v1.WorkerService/Drop',
             hypic_dot_v1_dot_worker__pb2.DropRequest.SerializeToString,
             hypic_dot_v1_dot_worker__pb2.DropResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.WorkerService/Report',
+            hypic_dot_v1_dot_worker__pb2.ReportRequest.SerializeToString,
+            hypic_dot_v1_dot_worker__pb2.ReportResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,11 +36,13 @@ class WorkerServiceStub:
     Capture: _grpc.UnaryStreamMultiCallable[_worker_pb2.CaptureRequest, _worker_pb2.CaptureEvent]
     """Computes and publishes segment states. One event a segment, in the order in which they end."""
     Fetch: _grpc.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.Chunk]
-    """The planes of one state, layer by layer, 1 MiB chunks. Closing the stream cancels."""
+    """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
     Generate: _grpc.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateEvent]
     """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
     Drop: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]
     """Makes states unreachable at once; memory follows with the last reference."""
+    Report: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.ReportResponse]
+    """Load, speeds and whether new work is taken, for whoever chooses between workers; answered whatever the engine does."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -50,11 +52,13 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Capture: _aio.UnaryStreamMultiCallable[_worker_pb2.CaptureRequest, _worker_pb2.CaptureEvent]  # type: ignore[assignment]
     """Computes and publishes segment states. One event a segment, in the order in which they end."""
     Fetch: _aio.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.Chunk]  # type: ignore[assignment]
-    """The planes of one state, layer by layer, 1 MiB chunks. Closing the stream cancels."""
+    """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
     Generate: _aio.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateEvent]  # type: ignore[assignment]
     """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
     Drop: _aio.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]  # type: ignore[assignment]
     """Makes states unreachable at once; memory follows with the last reference."""
+    Report: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.ReportResponse]  # type: ignore[assignment]
+    """Load, speeds and whether new work is taken, for whoever chooses between workers; answered whatever the engine does."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -79,7 +83,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.FetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.Chunk], _abc.AsyncIterator[_worker_pb2.Chunk]]:
-        """The planes of one state, layer by layer, 1 MiB chunks. Closing the stream cancels."""
+        """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
 
     @_abc_1.abstractmethod
     def Generate(
@@ -96,5 +100,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DropResponse, _abc.Awaitable[_worker_pb2.DropResponse]]:
         """Makes states unreachable at once; memory follows with the last reference."""
+
+    @_abc_1.abstractmethod
+    def Report(
+        self,
+        request: _worker_pb2.ReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ReportResponse, _abc.Awaitable[_worker_pb2.ReportResponse]]:
+        """Load, speeds and whether new work is taken, for whoever chooses between workers; answered whatever the engine does."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -55,6 +55,7 @@ from services.cache.domain.values import (
     Removal,
     StoredState,
 )
+from services.cache.domain.workers import WorkerRecord
 
 __all__ = ["MemoryDirectory"]
 
@@ -152,7 +153,7 @@ class MemoryDirectory(Directory):
 
     def _holders(self, entry: Entry) -> tuple[Holder, ...]:
         workers = self._tables.workers
-        return tuple([Holder(name, workers[name].address, tier) for name, tier in sorted(entry.tiers.items())])
+        return tuple([Holder(name, workers[name].record.address, tier) for name, tier in sorted(entry.tiers.items())])
 
     @override
     async def renew(self, lease_id: str, lease_seconds: float) -> None:
@@ -254,23 +255,27 @@ class MemoryDirectory(Directory):
         return num_before - len(tables.entries)
 
     @override
-    async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
-        tables = self._swept()
-        worker = tables.workers.setdefault(worker_id, Worker(address, 0.0))
-        worker.address, worker.expires_at = address, tables.expires_in(self._limits.worker_ttl_seconds)
+    async def heartbeat(self, worker: WorkerRecord, copies: Sequence[Copy]) -> HeartbeatReply:
+        tables, worker_id = self._swept(), worker.worker_id
+        known = tables.workers.setdefault(worker_id, Worker(worker, 0.0))
+        known.record, known.expires_at = worker, tables.expires_in(self._limits.worker_ttl_seconds)
         for copy in copies:
-            if copy.key in worker.held:
+            if copy.key in known.held:
                 tables.entries[copy.key].tiers[worker_id] = copy.tier
         listed = {copy.key: None for copy in copies}
         settled = tables.now - self._limits.settle_seconds
-        for key in [key for key, since in worker.held.items() if key not in listed and since <= settled]:
+        for key in [key for key, since in known.held.items() if key not in listed and since <= settled]:
             tables.remove_copy(key, worker_id)
-        for key in [key for key, since in worker.marked.items() if key not in listed and since <= settled]:
-            del worker.marked[key]
+        for key in [key for key, since in known.marked.items() if key not in listed and since <= settled]:
+            del known.marked[key]
         return HeartbeatReply(
-            drop_keys=tuple(key for key in listed if key in worker.marked),
-            unknown_keys=tuple(key for key in listed if key not in worker.marked and key not in worker.held),
+            drop_keys=tuple(key for key in listed if key in known.marked),
+            unknown_keys=tuple(key for key in listed if key not in known.marked and key not in known.held),
         )
+
+    @override
+    async def list_workers(self) -> tuple[WorkerRecord, ...]:
+        return tuple(worker.record for _, worker in sorted(self._swept().workers.items()))
 
     @override
     async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:

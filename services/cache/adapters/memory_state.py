@@ -17,6 +17,7 @@ from services.cache.adapters.memory_room import Room
 from services.cache.domain.changes import Change, Linked
 from services.cache.domain.eviction import Candidate, Use, greedy_dual_size_frequency
 from services.cache.domain.values import EntryKind, Epochs, Limits, Removal, RemovedCopy
+from services.cache.domain.workers import WorkerRecord
 
 __all__ = ["Entry", "Lease", "OwnedTicket", "Tables", "Worker"]
 
@@ -63,7 +64,7 @@ class Lease:
 class Worker:
     """A living worker. `held`: when each copy was published; `marked`: since when a copy is to be dropped."""
 
-    address: str
+    record: WorkerRecord
     expires_at: float
     held: dict[bytes, float] = field(default_factory=dict)
     marked: dict[bytes, float] = field(default_factory=dict)

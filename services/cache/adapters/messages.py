@@ -1,10 +1,10 @@
 """The one place where messages become domain values, and domain values and errors become messages."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hypic.v1 import cache_pb2 as pb
 
-from services.cache.domain.cache import NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy
+from services.cache.domain.cache import CopyOrder, NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy
 from services.cache.domain.directory import PlannedEntry, PlanReply, PublishOrder
 from services.cache.domain.errors import (
     CacheError,
@@ -17,6 +17,7 @@ from services.cache.domain.errors import (
     UnknownWorkerError,
 )
 from services.cache.domain.values import EntryKind, Holder, Namespace, PlanOutcome, PublishOutcome
+from services.cache.domain.workers import WorkerRecord
 from services.common.errors import (
     ConflictError,
     HypicError,
@@ -29,6 +30,7 @@ from services.common.errors import (
 
 __all__ = [
     "ENTRY_KINDS",
+    "copy_order",
     "holder_message",
     "plan_message",
     "plan_request",
@@ -36,6 +38,8 @@ __all__ = [
     "publish_order",
     "resident_copies",
     "wire_error",
+    "worker_record",
+    "workers_message",
 ]
 
 _KINDS: Mapping[pb.EntryKind.ValueType, EntryKind] = {
@@ -129,6 +133,11 @@ def publish_order(message: pb.PublishRequest) -> PublishOrder:
     )
 
 
+def copy_order(message: pb.PublishCopyRequest) -> CopyOrder:
+    """The order of a `PublishCopy`."""
+    return CopyOrder(message.key, message.worker_id, message.tier, message.holder_id, message.holder_receipt)
+
+
 def publish_message(result: PublishResult) -> pb.PublishResponse:
     """The response to `Publish`."""
     return pb.PublishResponse(
@@ -139,3 +148,23 @@ def publish_message(result: PublishResult) -> pb.PublishResponse:
 def resident_copies(message: pb.HeartbeatRequest) -> list[ResidentCopy]:
     """The published copies that a worker lists. Their description comes from the receipts, not from the worker."""
     return [ResidentCopy(entry.key, entry.tier, entry.receipt) for entry in message.resident]
+
+
+def worker_record(message: pb.HeartbeatRequest) -> WorkerRecord:
+    """What a heartbeat says of its worker, for others to read."""
+    description = pb.RegisteredWorker(
+        worker_id=message.worker_id,
+        address=message.address,
+        model=message.model,
+        profile_digest=message.profile_digest,
+        roles=message.roles,
+        load=message.load,
+        speeds=message.speeds,
+        draining=message.draining,
+    )
+    return WorkerRecord(message.worker_id, message.address, description.SerializeToString())
+
+
+def workers_message(workers: Iterable[WorkerRecord]) -> pb.ListWorkersResponse:
+    """The response to `ListWorkers`."""
+    return pb.ListWorkersResponse(workers=[pb.RegisteredWorker.FromString(worker.description) for worker in workers])

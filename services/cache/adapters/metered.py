@@ -21,6 +21,7 @@ from services.cache.domain.directory import (
     Usage,
 )
 from services.cache.domain.values import DocumentRecord, Removal, StoredState
+from services.cache.domain.workers import WorkerRecord
 
 __all__ = ["MeteredDirectory"]
 
@@ -127,8 +128,12 @@ class MeteredDirectory(Directory):
         return await self._directory.pinned(scopes)
 
     @override
-    async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
-        return await self._directory.heartbeat(worker_id, address, copies)
+    async def heartbeat(self, worker: WorkerRecord, copies: Sequence[Copy]) -> HeartbeatReply:
+        return await self._directory.heartbeat(worker, copies)
+
+    @override
+    async def list_workers(self) -> tuple[WorkerRecord, ...]:
+        return await self._directory.list_workers()
 
     @override
     async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:

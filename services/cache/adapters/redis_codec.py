@@ -16,6 +16,7 @@ from services.cache.domain.values import (
     RemovedCopy,
     StoredState,
 )
+from services.cache.domain.workers import WorkerRecord
 
 __all__ = [
     "claimed",
@@ -29,6 +30,8 @@ __all__ = [
     "register_fields",
     "removed_copies",
     "state",
+    "worker",
+    "worker_fields",
 ]
 
 
@@ -146,3 +149,13 @@ def claimed(claim: Claim) -> dict[str, object]:
 def keys(answers: Sequence[str]) -> tuple[bytes, ...]:
     """Keys from their hexadecimal form."""
     return tuple(bytes.fromhex(answer) for answer in answers)
+
+
+def worker_fields(record: WorkerRecord) -> dict[str, object]:
+    """The fields of a heartbeat that say who it is."""
+    return {"worker": record.worker_id, "address": record.address, "description": record.description.hex()}
+
+
+def worker(worker_id: str, address: str, description: str) -> WorkerRecord:
+    """A worker as `worker_fields` wrote it."""
+    return WorkerRecord(worker_id, address, bytes.fromhex(description))

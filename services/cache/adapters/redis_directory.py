@@ -53,12 +53,13 @@ from services.cache.domain.values import (
     Removal,
     StoredState,
 )
+from services.cache.domain.workers import WorkerRecord
 
 __all__ = ["RedisAddress", "RedisDirectory"]
 
 _SCRIPTS = (
     "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "pin", "pinned", "documents", "states",
-    "heartbeat", "restore", "reconcile", "usage",
+    "heartbeat", "workers", "restore", "reconcile", "usage",
 )  # fmt: skip
 # What a script stands on besides the prelude.
 _FOUNDATIONS = {
@@ -204,10 +205,15 @@ class RedisDirectory(Directory):
         return int(await self._run("reconcile"))
 
     @override
-    async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
+    async def heartbeat(self, worker: WorkerRecord, copies: Sequence[Copy]) -> HeartbeatReply:
         listed = [[copy.key.hex(), copy.tier] for copy in copies]
-        drop_keys, unknown_keys = await self._run("heartbeat", worker=worker_id, address=address, copies=listed)
+        drop_keys, unknown_keys = await self._run("heartbeat", **codec.worker_fields(worker), copies=listed)
         return HeartbeatReply(codec.keys(drop_keys), codec.keys(unknown_keys))
+
+    @override
+    async def list_workers(self) -> tuple[WorkerRecord, ...]:
+        found = [codec.worker(*fields) for fields in await self._run("workers")]
+        return tuple(sorted(found, key=lambda worker: worker.worker_id))
 
     @override
     async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:

@@ -30,8 +30,9 @@ from services.cache.domain.values import (
     PublishOutcome,
     Removal,
 )
+from services.cache.domain.workers import WorkerRecord
 
-__all__ = ["NamedDocument", "PartEntry", "PlanRequest", "PublishResult", "ResidentCopy", "SegmentCache"]
+__all__ = ["CopyOrder", "NamedDocument", "PartEntry", "PlanRequest", "PublishResult", "ResidentCopy", "SegmentCache"]
 
 _PLAN_ATTEMPTS = 5
 _REMEMBERED_EPOCHS = 10_000
@@ -79,6 +80,17 @@ class PublishResult:
     outcome: PublishOutcome
     drop_keys: tuple[bytes, ...]
     receipt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """A worker's claim that it holds the bytes of a key as another holder gave them, with that holder's receipt."""
+
+    key: bytes
+    worker_id: str
+    tier: str
+    holder_id: str
+    holder_receipt: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +197,26 @@ class SegmentCache:
         _check(len(order.key) == KEY_BYTES, f"key: must have {KEY_BYTES} bytes")
         _check(bool(order.worker_id), "worker_id: must not be empty")
         _check(order.size_bytes > 0, "size_bytes: must be positive")
+        return await self._publish(order)
+
+    async def publish_copy(self, order: CopyOrder) -> PublishResult:
+        """Add a worker as another holder of an entry, whose bytes it has from one that holds it.
+
+        FENCED where the receipt opens nothing, or the entry that it describes is not the published one any more.
+
+        Raises:
+            InvalidOrderError: a field is malformed.
+            UnknownWorkerError: the worker has no live heartbeat.
+        """
+        _check(len(order.key) == KEY_BYTES, f"key: must have {KEY_BYTES} bytes")
+        _check(bool(order.worker_id), "worker_id: must not be empty")
+        record = self._receipts.open(order.holder_receipt, order.holder_id, order.key)
+        if record is None:
+            return PublishResult(PublishOutcome.FENCED, (), b"")
+        copied = PublishOrder(order.key, record.ticket_id, record.fence, order.worker_id, order.tier, record.size_bytes)
+        return await self._publish(copied)
+
+    async def _publish(self, order: PublishOrder) -> PublishResult:
         reply = await self._directory.publish(order)
         receipt = self._receipts.sign(order.worker_id, reply.record) if reply.record else b""
         return PublishResult(reply.outcome, reply.drop_keys, receipt)
@@ -211,7 +243,11 @@ class SegmentCache:
         _check(bool(document_id), "document_id: must not be empty")
         return self._keys.document_scope(tenant, document_id)
 
-    async def heartbeat(self, worker_id: str, address: str, resident: Sequence[ResidentCopy]) -> tuple[bytes, ...]:
+    async def list_workers(self) -> tuple[WorkerRecord, ...]:
+        """Living workers by id."""
+        return await self._directory.list_workers()
+
+    async def heartbeat(self, worker: WorkerRecord, resident: Sequence[ResidentCopy]) -> tuple[bytes, ...]:
         """Note a worker's life and copies; the keys that it is to drop.
 
         Copies that the directory does not know are restored from their receipts where these are genuine and current.
@@ -219,13 +255,13 @@ class SegmentCache:
         Raises:
             InvalidOrderError: a field is malformed.
         """
-        _check(bool(worker_id), "worker_id: must not be empty")
-        _check(bool(address), "address: must not be empty")
+        _check(bool(worker.worker_id), "worker_id: must not be empty")
+        _check(bool(worker.address), "address: must not be empty")
         _check(all(len(copy.key) == KEY_BYTES for copy in resident), f"resident.key: must have {KEY_BYTES} bytes")
-        reply = await self._directory.heartbeat(worker_id, address, [Copy(copy.key, copy.tier) for copy in resident])
+        reply = await self._directory.heartbeat(worker, [Copy(copy.key, copy.tier) for copy in resident])
         unknown = set(reply.unknown_keys)
-        claims = self._claims(worker_id, [copy for copy in resident if copy.key in unknown])
-        refused = await self._directory.restore(worker_id, claims) if claims else ()
+        claims = self._claims(worker.worker_id, [copy for copy in resident if copy.key in unknown])
+        refused = await self._directory.restore(worker.worker_id, claims) if claims else ()
         unproven = unknown - {claim.record.key for claim in claims}
         return (*reply.drop_keys, *refused, *sorted(unproven))
 

@@ -20,6 +20,7 @@ from services.cache.domain.values import (
     Removal,
     StoredState,
 )
+from services.cache.domain.workers import WorkerRecord
 
 __all__ = [
     "Claim",
@@ -306,14 +307,18 @@ class Directory(ABC):
         """
 
     @abstractmethod
-    async def heartbeat(self, worker_id: str, address: str, copies: Sequence[Copy]) -> HeartbeatReply:
-        """Note that a worker lives and what it holds.
+    async def heartbeat(self, worker: WorkerRecord, copies: Sequence[Copy]) -> HeartbeatReply:
+        """Note that a worker lives, what it says of itself and what it holds.
 
         A worker lists each copy whose publish was accepted, and none that is stored but not yet published: what it
         does not list is never in the reply, so a state between store and publish cannot be dropped by it.
         A listed copy that is marked comes back to be dropped. A known copy that is not listed loses this holder,
         unless it was published less than `settle_seconds` ago (the list may be older than the publish).
         """
+
+    @abstractmethod
+    async def list_workers(self) -> tuple[WorkerRecord, ...]:
+        """Living workers by id, as their last heartbeats described them. Changes nothing but what time has ended."""
 
     @abstractmethod
     async def restore(self, worker_id: str, claims: Sequence[Claim]) -> tuple[bytes, ...]:

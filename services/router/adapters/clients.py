@@ -1,11 +1,15 @@
 """gRPC clients of the cache service and of a worker. Every call carries a deadline and the request's id."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import grpc
 from hypic.v1 import cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
 
-from services.common.errors import InternalError, error_from_status
+from services.common.errors import InternalError, UnavailableError, error_from_status
 from services.common.rpc import request_metadata
 from services.common.telemetry import new_request_id
 from services.router.adapters import messages
@@ -17,8 +21,11 @@ from services.router.domain.ports import (
     PlanAnswer,
     PlanQuery,
 )
+from services.router.domain.workers import WorkerSpeeds
 
-__all__ = ["Description", "GrpcDirectory", "GrpcWorker"]
+__all__ = ["Description", "GrpcDirectory", "GrpcWorker", "Report"]
+
+Event = TypeVar("Event")
 
 
 class GrpcDirectory:
@@ -58,18 +65,34 @@ class GrpcDirectory:
 
 
 class Description:
-    """A worker's answer to `Describe`: its information and the bytes of its tokenizer."""
+    """A worker's answer to `Describe`: which one it is, what it does, and its model with the bytes of the tokenizer."""
 
     def __init__(self, info: worker_pb2.WorkerInfo, tokenizer_json: bytes) -> None:
+        self.worker_id = info.worker_id
+        self.roles = messages.roles(info)
+        self.moves_states = info.moves_states
         self.info = messages.model_info(info)
         self.tokenizer_json = tokenizer_json
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A worker's answer to `Report`."""
+
+    speeds: WorkerSpeeds
+    capture_tokens_waiting: int
+    num_requests: int
+    is_draining: bool
+
+
 class GrpcWorker:
-    """A worker behind a channel; implements `DroppingWorker`."""
+    """A worker behind a channel; implements `Worker`."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        # Streams under way, which `abort` ends.
+        self._streams: set[grpc.aio.UnaryStreamCall[Any, Any]] = set()
+        self._aborted: dict[grpc.aio.UnaryStreamCall[Any, Any], str] = {}
 
     async def describe(self, timeout_seconds: float) -> Description:
         """What the worker serves.
@@ -92,20 +115,40 @@ class GrpcWorker:
             raise InternalError("the worker describes itself without information")
         return Description(info, bytes(tokenizer))
 
+    async def report(self, timeout_seconds: float) -> Report:
+        """How the worker is now.
+
+        Raises:
+            HypicError: it does not answer in time.
+        """
+        try:
+            answer = await self._stub.Report(worker_pb2.ReportRequest(), timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_status(error) from error
+        load = answer.load
+        return Report(
+            messages.worker_speeds(answer.speeds),
+            load.capture_tokens_waiting,
+            load.num_requests_running + load.num_requests_waiting,
+            answer.draining,
+        )
+
+    def abort(self, reason: str) -> None:
+        """End every stream under way with an `UnavailableError`."""
+        for stream in self._streams:
+            self._aborted[stream] = reason
+            stream.cancel()
+
     async def capture(self, batch: CaptureBatch, timeout_seconds: float) -> AsyncGenerator[CaptureResult]:
         """See `Worker`."""
         request = messages.capture_request(new_request_id(), batch)
         call = self._stub.Capture(request, timeout=timeout_seconds, metadata=request_metadata())
-        try:
-            async for event in call:
+        async with aclosing(self._events(call)) as events:
+            async for event in events:
                 yield messages.capture_result(event)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_status(error) from error
-        finally:
-            call.cancel()
 
     async def drop(self, keys: Sequence[bytes], timeout_seconds: float) -> int:
-        """See `DroppingWorker`."""
+        """See `Worker`."""
         request = worker_pb2.DropRequest(keys=keys)
         try:
             response = await self._stub.Drop(request, timeout=timeout_seconds, metadata=request_metadata())
@@ -117,12 +160,26 @@ class GrpcWorker:
         """See `Worker`."""
         request = messages.generate_request(order)
         call = self._stub.Generate(request, timeout=timeout_seconds, metadata=request_metadata())
+        async with aclosing(self._events(call)) as events:
+            async for event in events:
+                yield _known_event(event)
+
+    async def _events(self, call: "grpc.aio.UnaryStreamCall[Any, Event]") -> AsyncGenerator[Event]:
+        """A stream's messages; the call ends with this generator."""
+        self._streams.add(call)
         try:
             async for event in call:
-                yield _known_event(event)
+                yield event
         except grpc.aio.AioRpcError as error:
             raise error_from_status(error) from error
+        except asyncio.CancelledError:
+            # Of the call by `abort`, or of the task that waits for it.
+            if (reason := self._aborted.get(call)) is None:
+                raise
+            raise UnavailableError(reason) from None
         finally:
+            self._streams.discard(call)
+            self._aborted.pop(call, None)
             call.cancel()
 
 

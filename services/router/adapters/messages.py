@@ -2,6 +2,7 @@
 
 from hypic.v1 import cache_pb2, worker_pb2
 
+from services.router.domain.combine_choice import Holding
 from services.router.domain.model import ModelInfo, Profile
 from services.router.domain.parts import Reason
 from services.router.domain.plan import CacheEntry, EntryKind, Outcome, Served, Ticket
@@ -20,6 +21,8 @@ from services.router.domain.ports import (
     Tokens,
 )
 from services.router.domain.request import Namespace, Sampling
+from services.router.domain.unmeasured import UNMEASURED
+from services.router.domain.workers import CaptureSpeed, CombineSpeed, Role, TransferSpeed, WorkerSpeeds
 
 __all__ = [
     "capture_request",
@@ -30,6 +33,8 @@ __all__ = [
     "namespace_message",
     "plan_answer",
     "plan_request",
+    "roles",
+    "worker_speeds",
 ]
 
 _ENTRY_KINDS = {EntryKind.SEGMENT: cache_pb2.ENTRY_KIND_SEGMENT, EntryKind.PREFIX: cache_pb2.ENTRY_KIND_PREFIX}
@@ -101,6 +106,7 @@ def _outcome(entry: cache_pb2.PlannedEntry) -> Outcome:
         served=_OUTCOMES[entry.outcome],
         key=entry.key,
         tier=entry.holders[0].tier if entry.holders else "",
+        holders=tuple(Holding(holder.worker_id, holder.tier) for holder in entry.holders),
         ticket=Ticket(entry.ticket.ticket_id, entry.ticket.fence) if entry.HasField("ticket") else None,
         owner_seconds=entry.owner_expires_in_seconds,
         reason=_LIVE_REASONS.get(entry.outcome),
@@ -108,9 +114,8 @@ def _outcome(entry: cache_pb2.PlannedEntry) -> Outcome:
 
 
 def model_info(info: worker_pb2.WorkerInfo) -> ModelInfo:
-    """A worker's description."""
+    """What a worker's description says of the model."""
     return ModelInfo(
-        worker_id=info.worker_id,
         name=info.model_name,
         revision=info.model_revision,
         profile=Profile(
@@ -125,7 +130,30 @@ def model_info(info: worker_pb2.WorkerInfo) -> ModelInfo:
         stop_token_ids=tuple(info.stop_token_ids),
         bos_token=info.bos_token,
         eos_token=info.eos_token,
-        can_capture=info.can_capture,
+        state_bytes=info.state_bytes,
+        state_token_bytes=info.state_token_bytes,
+    )
+
+
+def roles(info: worker_pb2.WorkerInfo) -> frozenset[Role]:
+    """What a worker's description says that it does."""
+    has = {Role.PREFILL: info.can_capture, Role.COMBINE: info.can_combine}
+    return frozenset(role for role, is_own in has.items() if is_own)
+
+
+def worker_speeds(speeds: cache_pb2.WorkerSpeeds) -> WorkerSpeeds:
+    """A worker's speeds; 0 where nothing has been measured, and no way where none has."""
+    ways = {
+        way.source: TransferSpeed(way.latency_seconds, way.bytes_per_second)
+        for way in speeds.transfers
+        if way.bytes_per_second > 0
+    }
+    return WorkerSpeeds(
+        capture=CaptureSpeed(speeds.capture_pass_seconds, speeds.capture_token_seconds, speeds.capture_pass_tokens),
+        combine=CombineSpeed(speeds.combine_pass_seconds, 0.0, speeds.combine_token_seconds),
+        same_host=ways.pop("same_host", UNMEASURED.same_host),
+        other_host=ways.pop("other_host", UNMEASURED.other_host),
+        tiers=ways,
     )
 
 
@@ -161,6 +189,10 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
                 serving=_SERVINGS[part.serving],
                 key=part.key,
                 capture=None if part.ticket is None else _ticket_ref(part.ticket),
+                sources=[
+                    worker_pb2.StateSource(worker_id=each.worker_id, address=each.address) for each in part.sources
+                ],
+                source_wait_seconds=part.source_wait_seconds,
             )
             for part in order.parts
         ],
@@ -205,4 +237,6 @@ def _served_part(part: worker_pb2.ServedPart) -> ServedPart:
         tier=part.tier,
         reason=part.reason,
         captured_tokens=part.captured_tokens,
+        source=part.source,
+        fetch_seconds=part.fetch_seconds,
     )

@@ -1,16 +1,18 @@
 """Metrics as a decorator round the router: names and buckets are vLLM's where the thing is the same."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from services.router.adapters.http_errors import http_error
 from services.router.domain.explain import Explanation
 from services.router.domain.parts import Reason
-from services.router.domain.plan import Served
+from services.router.domain.plan import CaptureCause, Served
 from services.router.domain.request import GenerationRequest
 from services.router.reply import Done, ReplyEvent, Started
 
@@ -38,11 +40,45 @@ class Generator(Protocol):
         ...
 
 
+WorkerStates = Callable[[], Mapping[tuple[str, str], int]]
+
+
+class _WorkerGauge(Collector):
+    """Asked when metrics are read."""
+
+    def __init__(self, states: WorkerStates) -> None:
+        self._states = states
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """See `Collector`."""
+        gauge = GaugeMetricFamily(
+            "hypic_workers",
+            "Workers by role (a worker with two counts twice) and state, as this router sees them.",
+            labels=("role", "state"),
+        )
+        for labels, count in sorted(self._states().items()):
+            gauge.add_metric(labels, count)
+        yield gauge
+
+
 class RouterMetrics:
     """The router's instruments in one registry."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, worker_states: WorkerStates = dict) -> None:
         self.registry = registry
+        registry.register(_WorkerGauge(worker_states))
+        self.captures = Counter(
+            "hypic_captures_total",
+            "Segments that workers were asked to capture: assigned, retried after a failure, or hedged when late.",
+            ["cause", "outcome"],
+            registry=registry,
+        )
+        self.fetches = Counter(
+            "hypic_fetched_parts_total",
+            "Parts whose state the combining worker fetched.",
+            ["source"],
+            registry=registry,
+        )
         self.time_to_first_token = Histogram(
             "hypic_time_to_first_token_seconds",
             "From a request's arrival to its first token.",
@@ -71,6 +107,10 @@ class RouterMetrics:
             "hypic_fallbacks_total", "Parts computed although reuse was meant.", ["reason"], registry=registry
         )
 
+    def count_capture(self, cause: CaptureCause, is_stored: bool) -> None:
+        """A capture ahead of a reply, or behind one, has ended."""
+        self.captures.labels(cause.value, "stored" if is_stored else "failed").inc()
+
     def count_error(self, error: Exception) -> None:
         """A request failed before or inside its reply."""
         self.errors.labels(http_error(error).code or "unknown").inc()
@@ -87,6 +127,8 @@ class RouterMetrics:
             self.prompt_tokens.labels(Served.COLD.value).inc(part.captured_tokens)
             reused_from = Served.PREFIX if part.served is Served.PREFIX else Served.HIT
             self.prompt_tokens.labels(reused_from.value).inc(part.reused_tokens)
+            if part.fetch is not None:
+                self.fetches.labels("worker" if part.fetch.worker else "tier").inc()
             if part.reason and part.reason not in _CHOSEN:
                 known = part.reason if part.reason in set(Reason) else "other"
                 self.fallbacks.labels(str(known)).inc()

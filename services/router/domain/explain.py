@@ -5,8 +5,36 @@ from dataclasses import dataclass
 from services.router.domain.parts import PartKind, Reason
 from services.router.domain.plan import PartPlan, Plan, Served
 from services.router.domain.ports import PartServing, Prefilled, ServedPart
+from services.router.domain.schedule import Schedule
 
-__all__ = ["Explanation", "PartExplanation", "Seconds", "Usage", "explain_parts"]
+__all__ = [
+    "CaptureExplanation",
+    "Explanation",
+    "FetchExplanation",
+    "PartExplanation",
+    "PlacingExplanation",
+    "Seconds",
+    "Usage",
+    "explain_parts",
+    "explain_placing",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureExplanation:
+    """A capture beside the combine: who did it and why that worker; seconds from its order on, None where it has not ended."""
+
+    worker: str
+    cause: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchExplanation:
+    """The worker that a state was fetched from; empty for a lower tier of the one that combined."""
+
+    worker: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +56,18 @@ class PartExplanation:
     reused_tokens: int
     tier: str
     reason: str | None
+    capture: CaptureExplanation | None = None
+    fetch: FetchExplanation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingExplanation:
+    """Who combined the prompt, and what was expected of it when it was chosen, in seconds."""
+
+    worker: str
+    expected_fetch: float
+    expected_combine: float
+    expected_time_to_first_token: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +100,7 @@ class Explanation:
     cold: str
     parts: tuple[PartExplanation, ...]
     seconds: Seconds
+    placing: PlacingExplanation
 
 
 def explain_parts(plan: Plan, prefilled: Prefilled) -> tuple[PartExplanation, ...]:
@@ -73,6 +114,17 @@ def explain_parts(plan: Plan, prefilled: Prefilled) -> tuple[PartExplanation, ..
     return tuple(_explain(each, done) for each, done in zip(plan.parts, prefilled.parts, strict=True))
 
 
+def explain_placing(schedule: Schedule) -> PlacingExplanation:
+    """What a schedule expected."""
+    chosen = schedule.combine
+    return PlacingExplanation(
+        worker=chosen.worker_id,
+        expected_fetch=chosen.fetch_seconds,
+        expected_combine=chosen.combine_seconds,
+        expected_time_to_first_token=schedule.first_token_seconds,
+    )
+
+
 def _explain(each: PartPlan, done: ServedPart) -> PartExplanation:
     if done.live_tokens + done.captured_tokens + done.reused_tokens != each.part.num_tokens:
         raise ValueError(
@@ -80,7 +132,7 @@ def _explain(each: PartPlan, done: ServedPart) -> PartExplanation:
             f" tokens of a part of {each.part.num_tokens}"
         )
     fell_back = each.served is not Served.LIVE and done.serving is PartServing.LIVE
-    was_captured_ahead = each.is_captured and not each.repeats
+    was_captured_ahead = each.captured is not None and not each.repeats
     reused_tokens = 0 if was_captured_ahead else done.reused_tokens
     served = Served.LIVE if fell_back else each.served
     if served is Served.COLD and reused_tokens:
@@ -96,8 +148,17 @@ def _explain(each: PartPlan, done: ServedPart) -> PartExplanation:
         captured_tokens=done.captured_tokens + done.reused_tokens - reused_tokens,
         reused_tokens=reused_tokens,
         tier=done.tier or each.tier if done.reused_tokens or done.captured_tokens else "",
-        reason=(done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each, served),
+        reason=(each.failure or done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each, served),
+        capture=_capture(each),
+        fetch=FetchExplanation(done.source, done.fetch_seconds) if done.fetch_seconds else None,
     )
+
+
+def _capture(each: PartPlan) -> CaptureExplanation | None:
+    done = each.captured
+    if done is None:
+        return None
+    return CaptureExplanation(done.worker_id, done.cause, None if done.wait_seconds else done.seconds)
 
 
 def _reason(each: PartPlan, served: Served) -> str | None:

@@ -1,13 +1,11 @@
 """The life of documents: what is registered, stored and taken away, and the ports behind it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from services.router.domain.errors import RouterError
 from services.router.domain.parts import DocumentRef
-from services.router.domain.ports import Worker
 from services.router.domain.request import Document, Namespace
 
 __all__ = [
@@ -17,7 +15,6 @@ __all__ = [
     "DocumentInfo",
     "DocumentNotFoundError",
     "DocumentPage",
-    "DroppingWorker",
     "Holder",
     "RegisterAnswer",
     "Registered",
@@ -160,14 +157,6 @@ class DocumentDirectory(Protocol):
 
     async def invalidate(self, namespace: Namespace, kind: ScopeKind, name: str) -> Removal:
         """Make a scope unreachable; `name` is unused for a tenant, which the namespace names."""
-        ...
-
-
-class DroppingWorker(Worker, Protocol):
-    """A worker that can be told at once what to drop."""
-
-    async def drop(self, keys: Sequence[bytes], timeout_seconds: float) -> int:
-        """Make states unreachable; the number of those that were held. Raises a `HypicError` when it fails."""
         ...
 
 

@@ -27,9 +27,10 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A worker's description of itself. can_capture: the one that combines computes segment states too."""
+    """What all workers of a model say of it. state_bytes, state_token_bytes: what a segment state weighs, of itself and for
+    every token.
+    """
 
-    worker_id: str
     name: str
     revision: str
     profile: Profile
@@ -38,4 +39,5 @@ class ModelInfo:
     stop_token_ids: tuple[int, ...]
     bos_token: str
     eos_token: str
-    can_capture: bool
+    state_bytes: int = 0
+    state_token_bytes: int = 0

@@ -29,6 +29,9 @@ class Reason(StrEnum):
     STATE_DROPPED = "state_dropped"
     NO_ROOM = "no_room"
     SUPERSEDED = "superseded"
+    FETCH_SLOWER = "fetch_slower"
+    HELD_ELSEWHERE = "held_elsewhere"
+    NO_PREFILL_WORKER = "no_prefill_worker"
 
 
 @dataclass(frozen=True, slots=True)

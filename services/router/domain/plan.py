@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.common.content import HASH_BYTES, chain_hash, content_hash
+from services.router.domain.combine_choice import Holding
 from services.router.domain.model import Profile
 from services.router.domain.parts import DocumentRef, Part, PartKind, Prompt, Reason
 from services.router.domain.request import Reuse
 
 __all__ = [
     "CacheEntry",
+    "CaptureCause",
+    "Captured",
     "EntryKind",
     "Outcome",
     "PartPlan",
@@ -19,11 +22,13 @@ __all__ = [
     "Snapshot",
     "Ticket",
     "draft",
+    "note_captures",
     "serve_live",
     "settle_captures",
     "settle_prefix",
     "settle_segments",
     "without_directory",
+    "without_prefix",
 ]
 
 # Each boundary costs a look-up, and a snapshot when it is cold.
@@ -73,7 +78,7 @@ class Ticket:
 class Outcome:
     """The directory's answer for one entry: `served` is HIT, COLD, PENDING or LIVE; `key` is opaque.
 
-    LIVE, for the reason given: the entry is neither reused nor stored.
+    LIVE, for the reason given: the entry is neither reused nor stored. `holders` with HIT; `tier` is the first one's.
     """
 
     served: Served
@@ -82,6 +87,30 @@ class Outcome:
     ticket: Ticket | None = None
     owner_seconds: float = 0.0
     reason: Reason | None = None
+    holders: tuple[Holding, ...] = ()
+
+
+class CaptureCause(StrEnum):
+    """Why a worker captured a segment: it was assigned to it, or another one had failed, or was late."""
+
+    ASSIGNED = "assigned"
+    RETRIED = "retried"
+    HEDGED = "hedged"
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A capture by itself, ahead of the reply or under it. `seconds`: from its order until it was stored.
+
+    While it runs: `wait_seconds` is how long it may take before it counts as late, `alternate_id` the worker that does it too
+    then, or when this one fails; empty where there is none.
+    """
+
+    worker_id: str
+    cause: CaptureCause
+    seconds: float
+    alternate_id: str = ""
+    wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +126,9 @@ class Snapshot:
 class PartPlan:
     """One part's plan. `first` is the directory's first answer, `served` the present decision.
 
-    `repeats` marks a further occurrence of a segment within the prompt: it is computed once. `is_captured`: its state has
-    been computed for this request ahead of the reply; what is cold and is not, the worker captures as it combines.
+    `repeats` marks a further occurrence of a segment within the prompt: it is computed once. `captured`: its state has
+    been computed for this request, or is being computed; what is cold and has none, the worker captures as it combines.
+    `failure`: why it is not reused after all. `holders`: the workers that can be asked for its state.
     """
 
     part: Part
@@ -111,21 +141,27 @@ class PartPlan:
     ticket: Ticket | None = None
     owner_seconds: float = 0.0
     repeats: bool = False
-    is_captured: bool = False
+    captured: Captured | None = None
+    failure: Reason | None = None
+    holders: tuple[Holding, ...] = ()
 
     @property
     def order(self) -> Ticket | None:
         """The ticket under which the worker captures this part as it combines."""
-        return None if self.served is not Served.COLD or self.repeats or self.is_captured else self.ticket
+        return None if self.served is not Served.COLD or self.repeats or self.captured else self.ticket
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole prompt's plan; `entries` are the look-ups that it wants, prefixes by length, longest first."""
+    """A whole prompt's plan; `entries` are the look-ups that it wants, prefixes by length, longest first.
+
+    `prefix_holders`: workers that hold the snapshot under `prefix_key`.
+    """
 
     parts: tuple[PartPlan, ...]
     entries: tuple[CacheEntry, ...]
     prefix_key: bytes = b""
+    prefix_holders: tuple[Holding, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
 
     def with_status(self, served: Served) -> Iterator[PartPlan]:
@@ -180,8 +216,14 @@ def settle_prefix(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
         else _explain_uncovered(each, uncovered if index < _num_asked(plan) else Reason.TOO_SHORT)
         for index, each in enumerate(plan.parts)
     ]
-    prefix_key = outcomes[hit.content_hash].key if hit else b""
-    return replace(plan, parts=tuple(parts), prefix_key=prefix_key, snapshots=snapshots)
+    found = outcomes[hit.content_hash] if hit else None
+    return replace(
+        plan,
+        parts=tuple(parts),
+        prefix_key=found.key if found else b"",
+        prefix_holders=found.holders if found else (),
+        snapshots=snapshots,
+    )
 
 
 def settle_segments(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
@@ -201,16 +243,38 @@ def settle_segments(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
             tier=outcome.tier,
             ticket=outcome.ticket,
             owner_seconds=outcome.owner_seconds,
+            holders=outcome.holders,
         )
 
     return replace(plan, parts=tuple(map(settle, plan.parts)))
 
 
-def settle_captures(plan: Plan, stored: Collection[bytes]) -> Plan:
-    """After captures of what is cold: parts whose key is stored are composed, the others computed in place."""
-    parts = [replace(each, is_captured=True) if each.key in stored else each for each in plan.parts]
-    captured = replace(plan, parts=tuple(parts))
-    return serve_live(captured, lambda each: each.served is Served.COLD and not each.is_captured, Reason.CAPTURE_FAILED)
+def settle_captures(plan: Plan, ordered: Collection[bytes], stored: Mapping[bytes, Captured]) -> Plan:
+    """After captures of cold segments: parts whose key is stored are composed, others that were ordered computed in place."""
+    parts = tuple(
+        replace(each, captured=done, holders=(Holding(done.worker_id),))
+        if each.served is Served.COLD and (done := stored.get(each.key))
+        else each
+        for each in plan.parts
+    )
+    failed = set(ordered) - set(stored)
+    return serve_live(
+        replace(plan, parts=parts),
+        lambda each: each.served is Served.COLD and each.key in failed,
+        Reason.CAPTURE_FAILED,
+    )
+
+
+def note_captures(plan: Plan, stored: Mapping[bytes, Captured], failed: Collection[bytes]) -> Plan:
+    """Captures that were under way have ended so."""
+
+    def note(each: PartPlan) -> PartPlan:
+        if each.captured is None:
+            return each
+        failure = Reason.CAPTURE_FAILED if each.key in failed else None
+        return replace(each, captured=stored.get(each.key, each.captured), failure=failure)
+
+    return replace(plan, parts=tuple(map(note, plan.parts)))
 
 
 def _segment_reason(each: PartPlan, outcome: Outcome) -> Reason | None:
@@ -235,6 +299,12 @@ def without_directory(plan: Plan) -> Plan:
         for index, each in enumerate(plan.parts)
     ]
     return replace(plan, parts=tuple(parts), prefix_key=b"", snapshots=())
+
+
+def without_prefix(plan: Plan, reason: Reason) -> Plan:
+    """What the prefix snapshot would have served is computed in place, for this reason."""
+    live = serve_live(plan, lambda each: each.served is Served.PREFIX, reason)
+    return replace(live, prefix_key=b"", prefix_holders=())
 
 
 def _settle_covered(each: PartPlan, outcome: Outcome) -> PartPlan:

@@ -1,12 +1,14 @@
 """Ports to the other services: the directory of states, and a worker."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from services.router.domain.plan import CacheEntry, Outcome, Snapshot, Ticket
 from services.router.domain.request import Namespace, Sampling
+from services.router.domain.workers import WorkerView
 
 __all__ = [
     "CaptureBatch",
@@ -23,8 +25,11 @@ __all__ = [
     "PlanQuery",
     "Prefilled",
     "ServedPart",
+    "Source",
     "Tokens",
+    "Work",
     "Worker",
+    "Workers",
 ]
 
 
@@ -104,16 +109,27 @@ class PartServing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """A worker that holds a state, and where other workers reach it."""
+
+    worker_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartOrder:
     """How a part is to be served; `key` is set for SEGMENT.
 
-    ticket: where nothing is stored under the key, the worker computes a state as it combines, and publishes it so.
+    ticket: where nothing is stored under the key, the worker computes a state as it combines, and publishes it so; sources:
+    other workers that it may fetch the state from, which takes them so long more where they still compute it.
     """
 
     token_ids: tuple[int, ...]
     serving: PartServing
     key: bytes = b""
     ticket: Ticket | None = None
+    sources: tuple[Source, ...] = ()
+    source_wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +147,10 @@ class GenerateOrder:
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """What the worker did with a part; `reason` is set when it computed a part that was asked for as reused."""
+    """What the worker did with a part; `reason` is set when it computed a part that was asked for as reused.
+
+    source: the worker from which it fetched the state, in `fetch_seconds`.
+    """
 
     serving: PartServing
     live_tokens: int
@@ -139,6 +158,8 @@ class ServedPart:
     tier: str
     reason: str
     captured_tokens: int = 0
+    source: str = ""
+    fetch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +199,7 @@ GenerateEvent = Prefilled | Tokens | Finished
 
 
 class Worker(Protocol):
-    """A worker. Closing an iterator cancels the work behind it; both raise a `HypicError` when it fails."""
+    """A worker. Closing an iterator cancels the work behind it; every call raises a `HypicError` when it fails."""
 
     def capture(self, batch: CaptureBatch, timeout_seconds: float) -> AsyncGenerator[CaptureResult]:
         """Compute and publish segment states; one result a segment, in the order in which they end."""
@@ -186,4 +207,41 @@ class Worker(Protocol):
 
     def generate(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[GenerateEvent]:
         """Combine the parts of a prompt and decode."""
+        ...
+
+    async def drop(self, keys: Sequence[bytes], timeout_seconds: float) -> int:
+        """Make states unreachable; the number of those that were held."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a call asks of a worker, by the worker's own speeds. capture_tokens: of segments; is_request: it will decode."""
+
+    seconds: float
+    capture_tokens: int = 0
+    is_request: bool = False
+
+
+class Workers(Protocol):
+    """The workers that serve the model now."""
+
+    def views(self) -> tuple[WorkerView, ...]:
+        """Those that answer, as scheduling sees them: what this router has given them counts from the moment it is given."""
+        ...
+
+    def find(self, worker_id: str) -> Worker:
+        """The worker with an id.
+
+        Raises:
+            UnavailableError: it cannot be reached now.
+        """
+        ...
+
+    def sources(self, worker_ids: Sequence[str]) -> tuple[Source, ...]:
+        """Those of these workers that others can fetch from, in the given order."""
+        ...
+
+    def occupy(self, worker_id: str, work: Work) -> AbstractContextManager[None]:
+        """Count work of a worker from entering to leaving."""
         ...

@@ -82,6 +82,20 @@ class EngineThread:
         self._commands.put(run)
         return await asyncio.wrap_future(future)
 
+    async def acquire(self, make: Callable[[Engine], Result], give_back: Callable[[Engine, Result], None]) -> Result:
+        """As `call`, for what must be given back: it is, where the caller is cancelled before it has the result."""
+        call = asyncio.ensure_future(self.call(make))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.add_done_callback(lambda done: self._give_back_late(done, give_back))
+            raise
+
+    def _give_back_late(self, done: "asyncio.Future[Result]", give_back: Callable[[Engine, Result], None]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            made = done.result()
+            self.post(lambda engine: give_back(engine, made))
+
     def stop(self) -> None:
         """End the loop after the commands given so far, and wait for the thread."""
         self._commands.put(None)

@@ -1,13 +1,16 @@
 """Wire messages to engine types and back; the only module of the worker that knows both."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from hypic.v1 import worker_pb2
 
 from services.common.content import HASH_BYTES
 from services.common.errors import HypicError, InternalError, InvalidRequestError, OverloadedError
 from services.common.rpc import CHUNK_BYTES
+from services.worker.adapters.peer_states import Source
 from services.worker.adapters.served_model import ServedModel
+from services.worker.adapters.transfers import WantedState
 from services.worker.engine.requests import (
     CaptureSegment,
     EngineError,
@@ -27,11 +30,13 @@ from services.worker.engine.requests import (
 from services.worker.engine.sampling import SamplingOptions
 
 __all__ = [
+    "WorkerPlace",
     "capture_segments",
     "describe",
     "event_message",
     "generate_request",
     "service_error",
+    "wanted_states",
 ]
 
 _SERVING = {
@@ -46,6 +51,22 @@ _FINISH_MESSAGE = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Which of several workers this one is, and what it does.
+
+    min_body: segments with a shorter body are computed live; fetch_bytes: of layers on their way out that are in memory at once;
+    moves_states: its states go to other workers, and it takes theirs.
+    """
+
+    worker_id: str
+    can_capture: bool = True
+    can_combine: bool = True
+    min_body: int = 16
+    fetch_bytes: int = 256 << 20
+    moves_states: bool = True
+
+
 def service_error(error: EngineError) -> HypicError:
     """The engine's error as one that crosses the wire."""
     if isinstance(error, PromptTooLargeError):
@@ -53,6 +74,19 @@ def service_error(error: EngineError) -> HypicError:
     if isinstance(error, EngineFullError):
         return OverloadedError(str(error))
     return InternalError(str(error))
+
+
+def wanted_states(message: worker_pb2.GenerateRequest) -> dict[bytes, WantedState]:
+    """What a checked request's segments need, by key."""
+    return {
+        part.key: WantedState(
+            tuple(part.token_ids),
+            tuple(Source(source.worker_id, source.address) for source in part.sources),
+            max(0.0, part.source_wait_seconds),
+        )
+        for part in message.parts
+        if part.serving == worker_pb2.PART_SERVING_SEGMENT
+    }
 
 
 def generate_request(
@@ -137,8 +171,8 @@ def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
         raise InvalidRequestError(f"{field}: {max(token_ids)} is outside the vocabulary of {vocab_size}")
 
 
-def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent, fetch_seconds: float) -> worker_pb2.GenerateEvent:
-    """One event of a request, which waited so long for its states before it was submitted."""
+def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_pb2.GenerateEvent:
+    """One event of a request."""
     if isinstance(event, TokenEvent):
         return worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[event.token_id]))
     if isinstance(event, FinishedEvent):
@@ -152,7 +186,7 @@ def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent, fetch_seco
         parts=[_served_part(part) for part in event.parts],
         queue_seconds=event.queue_seconds,
         combine_seconds=event.combine_seconds,
-        fetch_seconds=fetch_seconds,
+        fetch_seconds=event.fetch_seconds,
         live_tokens=sum(part.live_tokens for part in event.parts),
     )
     return worker_pb2.GenerateEvent(prefilled=prefilled)
@@ -166,12 +200,14 @@ def _served_part(part: ServedPart) -> worker_pb2.ServedPart:
         tier=part.tier,
         reason=part.reason,
         captured_tokens=part.captured_tokens,
+        source=part.source,
+        fetch_seconds=part.fetch_seconds,
     )
 
 
-def describe(served: ServedModel, worker_id: str, min_body: int) -> Iterator[worker_pb2.DescribeResponse]:
+def describe(served: ServedModel, place: WorkerPlace) -> Iterator[worker_pb2.DescribeResponse]:
     """The info message, then the tokenizer's bytes."""
-    least_body = max(min_body, served.spec.conv_history, 1)
+    least_body = max(place.min_body, served.spec.conv_history, 1)
     profile = worker_pb2.Profile(
         digest=served.profile_digest,
         min_segment_tokens=served.profile.seam.least_segment(least_body),
@@ -181,7 +217,7 @@ def describe(served: ServedModel, worker_id: str, min_body: int) -> Iterator[wor
         prime_tokens=len(served.prime_ids),
     )
     info = worker_pb2.WorkerInfo(
-        worker_id=worker_id,
+        worker_id=place.worker_id,
         model_name=served.name,
         model_revision=served.revision,
         family=served.spec.family,
@@ -193,8 +229,11 @@ def describe(served: ServedModel, worker_id: str, min_body: int) -> Iterator[wor
         eos_token=served.eos_token,
         vocab_size=served.spec.vocab_size,
         max_live_tokens=served.context_length,
-        can_capture=True,
-        can_combine=True,
+        can_capture=place.can_capture,
+        can_combine=place.can_combine,
+        state_bytes=served.state_bytes,
+        state_token_bytes=served.token_bytes,
+        moves_states=place.moves_states,
     )
     yield worker_pb2.DescribeResponse(info=info)
     for start in range(0, len(served.tokenizer_json), CHUNK_BYTES):

@@ -37,8 +37,10 @@ class WorkerMetrics:
         self.state_bytes = gauge("state_bytes", "Bytes of stored states, pages whole; of one rank.")
         self.pages_free = gauge("pages_free", "Pages nobody holds.")
         self.tier_bytes = gauge("tier_bytes", "Bytes of stored blobs, by tier below the engine's memory.", "tier")
-        self.fetch_seconds = seconds("fetch_time", "One state from a tier into the engine's memory.", "tier")
+        self.fetch_seconds = seconds("fetch_time", "One state into the engine's memory, by where it lay.", "tier")
         self.promotions = counter("promotions", "States brought into the engine's memory, by tier.", "tier")
+        self.fetched_bytes = counter("fetched_bytes", "Bytes of those states, by tier.", "tier")
+        self.failed_fetches = counter("failed_fetches", "States that did not come, by tier.", "tier")
         self.demotions = counter("demotions", "States written to a tier behind their publish.", "tier")
         self.corrupt_blobs = counter("corrupt_blobs", "Blobs whose bytes were not those written; removed.", "tier")
 
@@ -59,9 +61,10 @@ class WorkerMetrics:
         self.captures.labels("failed" if event.reason else "stored").inc()
         self.capture_seconds.observe(event.seconds)
 
-    def on_promotion(self, tier: str, seconds: float) -> None:
-        """A state has come from a tier."""
+    def on_fetched(self, tier: str, seconds: float, num_bytes: int) -> None:
+        """A state has come from a tier, or from another worker (`same_host`, `other_host`)."""
         self.promotions.labels(tier).inc()
+        self.fetched_bytes.labels(tier).inc(num_bytes)
         self.fetch_seconds.labels(tier).observe(seconds)
 
     def read_tiers(self, used_bytes: Mapping[str, int]) -> None:

@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from hypic.v1 import cache_pb2, worker_pb2
 
 from services.common.errors import ConflictError, HypicError
 from services.common.telemetry import get_logger
-from services.worker.adapters.cache_client import CacheClient, Published
+from services.worker.adapters.cache_client import CacheClient, Published, WorkerReport
 from services.worker.adapters.engine_thread import EngineThread
-from services.worker.adapters.tiered_states import Fetched, TieredStates
+from services.worker.adapters.self_report import SelfReport
+from services.worker.adapters.tiered_states import TieredStates
 from services.worker.engine.commands import Drop
 from services.worker.engine.loop import Engine
 from services.worker.engine.states import SegmentState
@@ -31,9 +32,15 @@ class Residency:
         self._cache = cache
         self._tier = tier
         self.tiers = tiers
+        self.myself = SelfReport(engine, tiers.policy)
         self._published: dict[bytes, cache_pb2.ResidentEntry] = {}
         self._storing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+
+    def begin_draining(self) -> None:
+        """Tell the directory at once that this worker takes nothing new."""
+        self.myself.is_draining = True
+        self._changed.set()
 
     async def take_back(self) -> int:
         """List what the tiers kept through a restart; the next heartbeat offers it to the directory. Returns how many."""
@@ -53,13 +60,23 @@ class Residency:
 
         A copy that an earlier publish made visible stays, whatever becomes of this one.
         """
+        refusal = await self._publish(key, lambda: self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes))
+        return await self._refuse(key, refusal) if refusal else ""
+
+    async def publish_copy(self, key: bytes, holder_id: str, receipt: bytes) -> str:
+        """Publish a state that came from another worker. Returns why it is not published; empty when it is."""
+        if not receipt:
+            return "holder_not_published"
+        return await self._publish(key, lambda: self._cache.publish_copy(key, holder_id, receipt))
+
+    async def _publish(self, key: bytes, call: Callable[[], Awaitable[Published]]) -> str:
         try:
-            published = await self._publish_known(key, ticket, size_bytes)
+            published = await self._publish_known(call)
         except HypicError as error:
             get_logger().warning("publish_failed", error=str(error))
-            return await self._refuse(key, "cache_unavailable")
+            return "cache_unavailable"
         if published.refusal:
-            return await self._refuse(key, published.refusal)
+            return published.refusal
         entry = await self._engine.call(lambda engine: self._describe(engine, key, published.receipt))
         if entry is None:
             return "state_dropped"
@@ -68,19 +85,22 @@ class Residency:
         self._store_behind(entry)
         return ""
 
-    async def fetch(self, segments: Mapping[bytes, tuple[int, ...]]) -> dict[bytes, Fetched]:
-        """Bring the states of a prompt's segments that lie in lower tiers into the engine's memory; what became of each."""
-        lower = [key for key in segments if key in self._published and self.tiers.tier_of(key)]
-        if not lower:
-            return {}
-        here = await self._engine.call(lambda engine: {key for key in lower if key in engine.context.store})
-        wanted = [key for key in lower if key not in here]
-        found = await asyncio.gather(*(self.tiers.fetch(key, segments[key], segments.keys()) for key in wanted))
-        # What has been dropped on the way must not come back with it.
-        await self._drop_from_engine([key for key in wanted if key not in self._published])
-        if any(not self.tiers.tier_of(key) for key in wanted):
-            self._changed.set()
-        return {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
+    def is_published(self, key: bytes) -> bool:
+        """Whether the directory lists a copy of this worker."""
+        return key in self._published
+
+    async def drop_unpublished(self, keys: Iterable[bytes]) -> None:
+        """Drop what the directory does not list from the engine's memory."""
+        await self._drop_from_engine([key for key in keys if key not in self._published])
+
+    def note_change(self) -> None:
+        """A copy may be gone: the directory learns of it at once, lest prompts are planned with it."""
+        self._changed.set()
+
+    def receipt_of(self, key: bytes) -> bytes:
+        """The directory's receipt of a published state; empty of another."""
+        entry = self._published.get(key)
+        return b"" if entry is None else entry.receipt
 
     async def settle(self) -> None:
         """Wait until everything published so far lies in the tiers."""
@@ -111,13 +131,13 @@ class Residency:
         await self.drop([key])
         return reason
 
-    async def _publish_known(self, key: bytes, ticket: worker_pb2.TicketRef, size_bytes: int) -> Published:
+    async def _publish_known(self, call: Callable[[], Awaitable[Published]]) -> Published:
         """A directory that has just started does not know this worker: it is told, then asked again."""
         try:
-            return await self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes)
+            return await call()
         except ConflictError:
             await self.report()
-            return await self._cache.publish(key, ticket.ticket_id, ticket.fence, size_bytes)
+            return await call()
 
     async def drop(self, keys: Iterable[bytes]) -> int:
         """Make states unreachable here; returns how many were there."""
@@ -147,7 +167,10 @@ class Residency:
             HypicError: the cache service does not answer.
         """
         await self._find_tiers()
-        response = await self._cache.heartbeat(list(self._published.values()), await self._load())
+        await self.myself.refresh()
+        myself = self.myself
+        report = WorkerReport(list(self._published.values()), myself.load, myself.speeds, myself.is_draining)
+        response = await self._cache.heartbeat(report)
         await self.drop(response.drop_keys)
         return response.time_to_live_seconds
 
@@ -183,18 +206,6 @@ class Residency:
                 self._published.pop(key, None)
             elif (entry := self._published.get(key)) is not None:
                 entry.tier = tier
-
-    async def _load(self) -> cache_pb2.WorkerLoad:
-        def read(engine: Engine) -> cache_pb2.WorkerLoad:
-            store = engine.context.store
-            return cache_pb2.WorkerLoad(
-                num_requests_running=engine.num_running,
-                num_requests_waiting=engine.num_waiting,
-                state_bytes_used=store.used_bytes,
-                state_bytes_capacity=store.capacity_bytes,
-            )
-
-        return await self._engine.call(read)
 
     def _describe(self, engine: Engine, key: bytes, receipt: bytes) -> cache_pb2.ResidentEntry | None:
         state = engine.context.store.get(key)

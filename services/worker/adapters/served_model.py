@@ -21,7 +21,7 @@ _LARGEST_ID = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What `Describe` answers, and what the engine needs beside the weights."""
+    """What `Describe` answers, and what the engine needs beside the weights. dtype_bytes: of a number of a key or value."""
 
     name: str
     revision: str
@@ -35,6 +35,17 @@ class ServedModel:
     stop_token_ids: tuple[int, ...]
     bos_token: str
     eos_token: str
+    dtype_bytes: int
+
+    @property
+    def state_bytes(self) -> int:
+        """What a segment state weighs beside its body's tokens."""
+        return sum(state.plane_bytes(self.dtype_bytes) for state in self.spec.states)
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token of a body weighs."""
+        return self.spec.token_bytes(self.dtype_bytes)
 
 
 def read_served_model(settings: WorkerSettings, revision: str | None = None) -> ServedModel:
@@ -72,6 +83,7 @@ def read_served_model(settings: WorkerSettings, revision: str | None = None) -> 
         stop_token_ids=_stop_ids(directory, tokenizer, eos_token),
         bos_token=_token_text(tokenizer_config.get("bos_token")),
         eos_token=eos_token,
+        dtype_bytes=4 if settings.dtype == "float32" else 2,
     )
 
 

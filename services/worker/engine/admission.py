@@ -1,8 +1,9 @@
 """From a request to a plan: which stored states it uses, what becomes of the parts whose state is gone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from services.worker.engine.arrivals import Arrivals
 from services.worker.engine.capture import check_body, pages_of
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import EngineContext
@@ -16,33 +17,50 @@ from services.worker.engine.requests import (
     Serving,
 )
 from services.worker.engine.states import PrefixState, SegmentState
+from services.worker.engine.transfer import IncomingState, body_pages_of
 
-__all__ = ["CAPTURE_FAILED", "NO_ROOM", "ResolvedPrompt", "check_size", "resolve", "resolve_live"]
+__all__ = [
+    "ARRIVING_TIER",
+    "CAPTURE_FAILED",
+    "NOTHING_REFUSED",
+    "NO_ROOM",
+    "Refusals",
+    "ResolvedPrompt",
+    "check_size",
+    "resolve",
+    "resolve_live",
+]
 
 CAPTURE_FAILED, NO_ROOM = "capture_failed", "no_room"
 
 _TIER = "worker"
+# Of a state that comes while the prompt waits for it.
+ARRIVING_TIER = "arriving"
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPrompt:
     """a plan, how each part of the request is served, and how many leading parts the prefix covers.
 
-    cold: segments to capture, each once; where they stand, the plan has empty states until `compose` gives it real ones.
+    cold: segments to capture, fetched: segments to bring from elsewhere, each once; where they stand, the plan has empty states
+    until `compose` gives it real ones. arriving: states that it uses and that are on their way already.
     """
 
     plan: CombinePlan
     served: tuple[ServedPart, ...]
     first_part: int
     cold: tuple[CaptureSegment, ...] = ()
+    fetched: tuple[CaptureSegment, ...] = ()
+    arriving: tuple[IncomingState, ...] = ()
 
     def pages_needed(self, context: EngineContext) -> int:
-        """Pages of the prompt and of what is captured for it."""
+        """Pages of the prompt, and of what is captured or fetched for it."""
         captured = sum(pages_of(context, segment.token_ids) for segment in self.cold)
-        return self.plan.pages_needed(context.pages.page_size) + captured
+        fetched = sum(body_pages_of(context, segment.token_ids) for segment in self.fetched)
+        return self.plan.pages_needed(context.pages.page_size) + captured + fetched
 
     def compose(self, request: GenerateRequest, states: Mapping[bytes, SegmentState]) -> CombinePlan:
-        """The plan with the states of what is captured, by key."""
+        """The plan with the states of what is captured and fetched, by key."""
         parts = [
             part if part.state is None else replace(part, state=states.get(asked.key, part.state))
             for part, asked in zip(self.plan.parts, request.parts[self.first_part :], strict=True)
@@ -71,19 +89,38 @@ def check_size(request: GenerateRequest, limits: EngineLimits, num_pages: int, p
         )
 
 
-def resolve(context: EngineContext, request: GenerateRequest, refusal: str = "") -> ResolvedPrompt:
-    """Look up every state now; a part whose state is gone is computed in place, and says so.
-
-    refusal: why nothing is to be captured; parts that order it are computed in place for this reason.
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """Why parts are computed in place that could be reused. captures: of all that are to be captured; fetches: of all that are
+    to be fetched; keys: of single states that failed to come.
     """
+
+    captures: str = ""
+    fetches: str = ""
+    keys: Mapping[bytes, str] = field(default_factory=dict)
+
+    def of_fetch(self, key: bytes) -> str:
+        """Why the state under a key is not fetched; empty where it may be."""
+        return self.fetches or self.keys.get(key, "")
+
+
+NOTHING_REFUSED = Refusals()
+
+
+def resolve(
+    context: EngineContext, request: GenerateRequest, arrivals: Arrivals, refusals: Refusals = NOTHING_REFUSED
+) -> ResolvedPrompt:
+    """Look up every state now; a part whose state is gone is computed in place, and says so."""
     covered = _covered_parts(request)
     prefix = _find_prefix(context, request, covered) if covered else None
     first_part = covered if prefix is not None else 0
     served: list[ServedPart] = []
     parts: list[CombinePart] = []
     keep = _kept_parts(request)
-    cold = {} if refusal else _find_cold(context, request, first_part)
+    cold = {} if refusals.captures else _find_cold(context, request, first_part)
     new = set(cold)
+    fetched: dict[bytes, tuple[int, ...]] = {}
+    arriving: dict[bytes, IncomingState] = {}
     for index, part in enumerate(request.parts):
         if index < first_part:
             served.append(ServedPart(Serving.PREFIX, 0, len(part.token_ids), _TIER))
@@ -94,11 +131,21 @@ def resolve(context: EngineContext, request: GenerateRequest, refusal: str = "")
             state = _empty_state(context, part.token_ids)
             served.append(_captured(state) if part.key in new else _served(part, state, ""))
             new.discard(part.key)
+        elif state is None and not is_last and part.is_fetched and not refusals.of_fetch(part.key):
+            state = _find_arriving(context, part, arrivals, fetched, arriving)
+            served.append(_served(part, state, "fetch_failed", ARRIVING_TIER))
         else:
-            served.append(_served(part, state, "last_part" if is_last else _why_missing(context, part, refusal)))
+            served.append(_served(part, state, "last_part" if is_last else _why_missing(context, part, refusals)))
         parts.append(CombinePart(part.token_ids, state, keep=index in keep))
     plan = CombinePlan(prefix, tuple(parts), request.sampling.max_tokens)
-    return ResolvedPrompt(plan, tuple(served), first_part, tuple(CaptureSegment(*each) for each in cold.items()))
+    return ResolvedPrompt(
+        plan,
+        tuple(served),
+        first_part,
+        tuple(CaptureSegment(*each) for each in cold.items()),
+        tuple(CaptureSegment(*each) for each in fetched.items()),
+        tuple(arriving.values()),
+    )
 
 
 def resolve_live(request: GenerateRequest) -> ResolvedPrompt:
@@ -136,6 +183,23 @@ def _find_segment(context: EngineContext, part: PromptPart) -> SegmentState | No
     return context.store.get_segment(part.key, part.token_ids)
 
 
+def _find_arriving(
+    context: EngineContext,
+    part: PromptPart,
+    arrivals: Arrivals,
+    fetched: dict[bytes, tuple[int, ...]],
+    arriving: dict[bytes, IncomingState],
+) -> SegmentState | None:
+    """A state on its way, or an empty one for what is to be fetched; None where other tokens have the key."""
+    incoming = arrivals.find(part.key, part.token_ids)
+    if incoming is not None:
+        arriving[part.key] = incoming
+        return incoming.state
+    if arrivals.is_taken(part.key) or fetched.setdefault(part.key, part.token_ids) != part.token_ids:
+        return None
+    return _empty_state(context, part.token_ids)
+
+
 def _find_cold(context: EngineContext, request: GenerateRequest, first_part: int) -> dict[bytes, tuple[int, ...]]:
     """Token ids by key of what is ordered, not stored, and has a body; of two texts under one key the first counts.
 
@@ -151,10 +215,12 @@ def _find_cold(context: EngineContext, request: GenerateRequest, first_part: int
     return cold
 
 
-def _why_missing(context: EngineContext, part: PromptPart, refusal: str) -> str:
+def _why_missing(context: EngineContext, part: PromptPart, refusals: Refusals) -> str:
+    if part.is_fetched:
+        return refusals.of_fetch(part.key)
     if not part.captures:
         return "state_dropped"
-    return refusal or (NO_ROOM if _has_body(context, part.token_ids) else CAPTURE_FAILED)
+    return refusals.captures or (NO_ROOM if _has_body(context, part.token_ids) else CAPTURE_FAILED)
 
 
 def _has_body(context: EngineContext, token_ids: tuple[int, ...]) -> bool:
@@ -173,8 +239,8 @@ def _captured(state: SegmentState) -> ServedPart:
     return ServedPart(Serving.SEGMENT, state.seam_window, 0, _TIER, captured_tokens=state.body_tokens)
 
 
-def _served(part: PromptPart, state: SegmentState | None, reason: str) -> ServedPart:
+def _served(part: PromptPart, state: SegmentState | None, reason: str, tier: str = _TIER) -> ServedPart:
     if state is not None:
-        return ServedPart(Serving.SEGMENT, state.seam_window, state.body_tokens, _TIER)
+        return ServedPart(Serving.SEGMENT, state.seam_window, state.body_tokens, tier)
     was_asked = part.serving is not Serving.LIVE
     return ServedPart(Serving.LIVE, len(part.token_ids), 0, reason=reason if was_asked else "")

@@ -22,7 +22,16 @@ from services.worker.mixers.linear import LinearMixer
 from services.worker.ops.layout import PartWalk
 from services.worker.ops.paged_attention import PagedQueries, PageTable
 
-__all__ = ["CapturePass", "CaptureRows", "capture_prime", "check_body", "end_capture", "pages_of", "store_state"]
+__all__ = [
+    "CapturePass",
+    "CaptureProgress",
+    "CaptureRows",
+    "capture_prime",
+    "check_body",
+    "end_capture",
+    "pages_of",
+    "store_state",
+]
 
 
 def capture_prime(context: EngineContext) -> PrefixState | None:
@@ -74,7 +83,10 @@ def end_capture(context: EngineContext, key: bytes, seconds: float, reason: str 
 
 @dataclass(slots=True)
 class _Segment:
-    """One segment on its way: its pages, page table and carries, and the planes of the layers that are done with it."""
+    """One segment on its way: its pages, page table and carries, and the planes of the layers that are done with it.
+
+    layers_done: layers that are done with all of its tokens; is_given_up: no more will be.
+    """
 
     token_ids: tuple[int, ...]
     seam_window: int
@@ -84,6 +96,8 @@ class _Segment:
     write_slots: list[int]
     carries: list[LinearCarry] = field(default_factory=list)
     planes: list[LinearPlane] = field(default_factory=list)
+    layers_done: int = 0
+    is_given_up: bool = False
 
     @property
     def state(self) -> SegmentState:
@@ -132,13 +146,15 @@ class CaptureRows:
     def mix(self, mixer: Mixer, normed: torch.Tensor) -> torch.Tensor:
         """See `Rows`; advances the segments' carries."""
         mixed = mixer.capture(normed, self._batch)
+        ended = [segment for segment, run in self._placed() if run.stop == len(segment.token_ids)]
         if isinstance(mixer, LinearMixer):
-            self._finish_layer(mixer)
+            self._finish_layer(mixer, ended)
+        for segment in ended:
+            segment.layers_done += 1
         return mixed
 
-    def _finish_layer(self, mixer: LinearMixer) -> None:
+    def _finish_layer(self, mixer: LinearMixer, ended: Sequence[_Segment]) -> None:
         """The planes of segments that end here, together."""
-        ended = [segment for segment, run in self._placed() if run.stop == len(segment.token_ids)]
         if ended:
             carries = [segment.carries[mixer.slots.index] for segment in ended]
             planes = mixer.finish(carries, [self._base + segment.seam_window for segment in ended])
@@ -175,6 +191,27 @@ class CaptureRows:
         )
 
 
+class CaptureProgress:
+    """A capture as others see it who want its state before it is whole. Ask on the engine's thread.
+
+    state: of which `layers_done` layers may be read, while somebody holds on to its pages.
+    """
+
+    def __init__(self, segment: _Segment) -> None:
+        self._segment = segment
+        self.state = segment.state
+
+    @property
+    def layers_done(self) -> int:
+        """Layers that will not change any more."""
+        return self._segment.layers_done
+
+    @property
+    def is_given_up(self) -> bool:
+        """No more layers will come."""
+        return self._segment.is_given_up
+
+
 class CapturePass:
     """Several segments on their way through the layers. Creating it reserves their pages.
 
@@ -203,6 +240,10 @@ class CapturePass:
     def states(self) -> list[SegmentState]:
         """See above; the pages are the pass's."""
         return [segment.state for segment in self._segments]
+
+    def watch(self, index: int) -> CaptureProgress:
+        """One of the segments on its way."""
+        return CaptureProgress(self._segments[index])
 
     @property
     def held_pages(self) -> tuple[int, ...]:
@@ -250,6 +291,7 @@ class CapturePass:
     def abandon(self) -> None:
         """Give back every page of a pass that will not be finished."""
         for segment in self._segments:
+            segment.is_given_up = True
             self._context.pages.release(segment.seam_pages)
             self._context.pages.release(segment.body_pages)
         self._segments.clear()

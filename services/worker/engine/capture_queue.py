@@ -5,12 +5,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from services.worker.engine.capture import CapturePass, capture_prime, check_body, end_capture, pages_of, store_state
+from services.worker.engine.capture import (
+    CapturePass,
+    CaptureProgress,
+    capture_prime,
+    check_body,
+    end_capture,
+    pages_of,
+    store_state,
+)
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import CaptureJob, CaptureSegment
 from services.worker.engine.states import PrefixState, SegmentState
-from services.worker.engine.sweep import Rows
+from services.worker.engine.sweep import ALL_LAYERS, Rows
 
 __all__ = ["CaptureQueue"]
 
@@ -62,6 +70,14 @@ class CaptureQueue:
     def has_work(self) -> bool:
         """See `Line`."""
         return bool(self._orders) or self._pack is not None
+
+    @property
+    def layers_present(self) -> int:
+        """See `Line`: captures wait for nothing."""
+        return ALL_LAYERS
+
+    def note_blocked(self, seconds: float) -> None:
+        """See `Line`."""
 
     def submit(self, job: CaptureJob) -> None:
         """Put a job's segments in the line."""
@@ -124,6 +140,18 @@ class CaptureQueue:
         """The snapshot from which every segment starts."""
         return self._prime
 
+    def find(self, key: bytes) -> CaptureProgress | None:
+        """The capture that runs under a key."""
+        orders = [] if self._pack is None else self._pack.orders
+        keys = [order.segment.key for order in orders]
+        return self._pack.capture.watch(keys.index(key)) if self._pack is not None and key in keys else None
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens of segments that are not captured yet."""
+        orders = self._orders if self._pack is None else (*self._pack.orders, *self._orders)
+        return sum(len(order.segment.token_ids) for order in orders)
+
     @property
     def num_prime_pages(self) -> int:
         """Pages that the prime holds for good."""
@@ -185,11 +213,12 @@ class CaptureQueue:
 
     def _keep(self, pack: _Pack, states: list[SegmentState]) -> None:
         seconds = time.monotonic() - pack.began_at
+        tokens = sum(len(order.segment.token_ids) for order in pack.orders)
         for order, state in zip(pack.orders, states, strict=True):
             if order.job.request_id in pack.cancelled:
                 self._context.pages.release(state.pages)
             else:
-                self._end(order, store_state(self._context, order.segment.key, state), seconds)
+                self._end(order, store_state(self._context, order.segment.key, state), seconds, tokens)
 
     def _line_up(self, orders: Sequence[_Order]) -> None:
         self._orders = deque(sorted(orders, key=lambda order: order.job.background))
@@ -219,5 +248,6 @@ class CaptureQueue:
             return False
         return True
 
-    def _end(self, order: _Order, reason: str, seconds: float) -> None:
-        order.job.sink(end_capture(self._context, order.segment.key, seconds, reason))
+    def _end(self, order: _Order, reason: str, seconds: float, pass_tokens: int = 0) -> None:
+        event = end_capture(self._context, order.segment.key, seconds, reason)
+        order.job.sink(replace(event, pass_tokens=pass_tokens))

@@ -9,12 +9,14 @@ from itertools import accumulate, takewhile
 
 import torch
 
-from services.worker.engine.admission import ResolvedPrompt
+from services.worker.engine.admission import NOTHING_REFUSED, Refusals, ResolvedPrompt
+from services.worker.engine.capture import CaptureProgress
 from services.worker.engine.combine import CombinePass, CombineRows, Prompt
 from services.worker.engine.context import EngineContext
 from services.worker.engine.ordered_captures import OrderedCaptures
 from services.worker.engine.requests import EngineError, FailedEvent, GenerateRequest
-from services.worker.engine.sweep import Rows
+from services.worker.engine.sweep import ALL_LAYERS, Rows
+from services.worker.engine.transfer import IncomingState
 
 __all__ = ["AdmittedPrompt", "CombineQueue", "count_joined"]
 
@@ -28,6 +30,7 @@ def count_joined(live_tokens: Sequence[int], limit: int) -> int:
 class AdmittedPrompt:
     """A request with everything that it needs to capture and combine. since: when it was submitted.
 
+    arriving: states that it uses and that are on their way; blocked_seconds: for which its sweep waited for their layers;
     is_cancelled: nobody wants it any more, and its rows have still to end; runs_alone: a sweep failed that it shared.
     """
 
@@ -36,6 +39,9 @@ class AdmittedPrompt:
     resolved: ResolvedPrompt
     combine: CombinePass
     captures: OrderedCaptures
+    arriving: Sequence[IncomingState] = ()
+    refusals: Refusals = NOTHING_REFUSED
+    blocked_seconds: float = 0.0
     admitted_at: float = field(default_factory=time.monotonic)
     is_cancelled: bool = False
     runs_alone: bool = False
@@ -100,6 +106,38 @@ class CombineQueue:
     def held_pages(self) -> list[tuple[int, ...]]:
         """Pages of captures."""
         return [one.captures.held_pages for one in self._admitted]
+
+    def find_capture(self, key: bytes) -> CaptureProgress | None:
+        """The capture that one of the prompts has ordered and that has not ended."""
+        found = (one.captures.find(key) for one in self._admitted)
+        return next((progress for progress in found if progress is not None), None)
+
+    @property
+    def layers_present(self) -> int:
+        """See `Line`: of states on their way, those that have come."""
+        if self._rows is None:
+            return ALL_LAYERS
+        coming = [state.layers_present for one in self._swept for state in one.arriving if not state.is_present]
+        return min(coming, default=ALL_LAYERS)
+
+    def note_blocked(self, seconds: float) -> None:
+        """See `Line`."""
+        for one in self._swept:
+            one.blocked_seconds += seconds
+
+    def withdraw(self, incoming: IncomingState) -> tuple[list[AdmittedPrompt], bool]:
+        """Take out the prompts that use a state which will not come, with all that they hold given back.
+
+        Returns them, and whether rows in the sweep are given up with them. Prompts with states on their way share no sweep.
+        """
+        using = [one for one in self._admitted if incoming in one.arriving]
+        is_swept = any(one in using for one in self._swept)
+        self._waiting = deque(one for one in self._waiting if one not in using)
+        wanted = [one for one in using if not one.is_cancelled]
+        if is_swept:
+            self._swept, self._rows = [], None
+        self._release(using)
+        return wanted, is_swept
 
     @property
     def room(self) -> int:

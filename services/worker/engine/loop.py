@@ -3,48 +3,56 @@
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from services.worker.engine.admission import (
     CAPTURE_FAILED,
     NO_ROOM,
+    NOTHING_REFUSED,
+    Refusals,
     ResolvedPrompt,
     check_size,
     resolve,
     resolve_live,
 )
-from services.worker.engine.capture import end_capture
+from services.worker.engine.arrivals import Arrivals
+from services.worker.engine.capture import CaptureProgress, end_capture
 from services.worker.engine.capture_queue import CaptureQueue
-from services.worker.engine.combine import CombinePass
+from services.worker.engine.combine import Prompt
 from services.worker.engine.combine_queue import AdmittedPrompt, CombineQueue
 from services.worker.engine.context import EngineContext
 from services.worker.engine.decode import DecodeLoop, RunningRequest
 from services.worker.engine.limits import EngineLimits
-from services.worker.engine.ordered_captures import OrderedCaptures
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.prefill import Prefill
 from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
     EngineFullError,
+    FetchEvent,
     GenerateRequest,
     PrefilledEvent,
     StoredSnapshot,
 )
+from services.worker.engine.reservation import reserve
 from services.worker.engine.sampling import Sampler, SamplingOptions, find_likeliest
+from services.worker.engine.transfer import IncomingState
 
 __all__ = ["Engine"]
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """refusal: why what it orders to capture is computed in place."""
+    """refusals: why parts are computed in place that could be reused; arriving: states on their way that it was to use when it
+    was admitted before.
+    """
 
     request: GenerateRequest
     since: float = field(default_factory=time.monotonic)
-    refusal: str = ""
+    refusals: Refusals = NOTHING_REFUSED
+    arriving: Sequence[IncomingState] = ()
 
 
 class Engine:
@@ -66,9 +74,10 @@ class Engine:
         self._create_sampler = create_sampler
         self._waiting: deque[_Waiting] = deque()
         # Prompts that capture come behind those that do not.
-        self._combines, self._cold = (
-            CombineQueue(context, limits.sweep_tokens, self._start_decoding, self._readmit) for _ in range(2)
-        )
+        self._combines, self._cold = self._create_line(), self._create_line()
+        self._arrivals = Arrivals(context)
+        # Nothing can be done before a command comes: a layer of a state, or the end of something.
+        self._is_stuck = False
         self._running: list[RunningRequest] = []
         with torch.inference_mode():
             self._captures = CaptureQueue(context, limits.capture_tokens)
@@ -83,7 +92,12 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Requests that combine or decode."""
-        return len(self._combines.prompts) + len(self._cold.prompts) + len(self._running)
+        return len(self._prompts) + len(self._running)
+
+    @property
+    def capture_tokens_left(self) -> int:
+        """Tokens of segments that are ordered apart from prompts and not captured yet."""
+        return self._captures.tokens_left
 
     @property
     def num_decoding(self) -> int:
@@ -92,8 +106,13 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do."""
-        return not (self._waiting or self._running or self._prefill.has_work)
+        """Nothing is left to do, or nothing before a command."""
+        return self._is_stuck or not self.has_work
+
+    @property
+    def has_work(self) -> bool:
+        """Requests or captures are under way, or wait."""
+        return bool(self._waiting or self._running or self._prefill.has_work)
 
     def submit(self, request: GenerateRequest) -> None:
         """Put a request in the line.
@@ -107,10 +126,12 @@ class Engine:
         if len(self._waiting) >= self.limits.max_waiting:
             raise EngineFullError(f"{self.limits.max_waiting} requests are waiting already; try again later")
         self._waiting.append(_Waiting(request))
+        self.wake()
 
     def submit_capture(self, job: CaptureJob) -> None:
         """Put segments in the line; background jobs run when nothing else is left."""
         self._captures.submit(job)
+        self.wake()
 
     def cancel(self, request_id: str) -> None:
         """Stop whatever runs under an id; no event follows. Unknown ids are ignored.
@@ -123,15 +144,43 @@ class Engine:
             if running.request.request_id == request_id:
                 running.finished = True
         self._retire()
+        self.wake()
+
+    def wake(self) -> None:
+        """Something has changed: a layer of a state has come."""
+        self._is_stuck = False
+
+    def find_capture(self, key: bytes) -> CaptureProgress | None:
+        """The capture that runs under a key, for prompts or apart."""
+        found = (line.find_capture(key) for line in self._prefill.combining)
+        return next((one for one in found if one is not None), None) or self._captures.find(key)
+
+    def finish_arrival(self, key: bytes, incoming: IncomingState) -> None:
+        """A state that a `FetchEvent` told of has come whole."""
+        self._arrivals.finish(key, incoming)
+        self.wake()
+
+    def fail_arrival(self, key: bytes, incoming: IncomingState, reason: str) -> None:
+        """It will not come, and nothing writes into its room any more: prompts that use it compute the part in its place."""
+        for prompt in reversed(self._prefill.withdraw(incoming)):
+            self._readmit_as(prompt, prompt.refusals)
+        for waiting in self._waiting:
+            if incoming in waiting.arriving:
+                keys = {**waiting.refusals.keys, key: reason}
+                waiting.refusals = replace(waiting.refusals, keys=keys)
+        self._arrivals.fail(key, incoming)
+        self.wake()
 
     @torch.inference_mode()
     def step(self) -> None:
         """One round."""
-        self._admit()
+        has_changed = self._admit()
         if self._running:
             self._decode.step(self._running)
             self._retire()
-        self._advance()
+            has_changed = True
+        has_changed |= self._advance()
+        self._is_stuck = not has_changed
 
     def check_integrity(self) -> None:
         """Pages, slots and bytes add up.
@@ -139,40 +188,61 @@ class Engine:
         Raises:
             AssertionError: they do not.
         """
-        prompts = [*(one.prompt for one in self._running), *self._combines.prompts, *self._cold.prompts]
+        prompts = [*(one.prompt for one in self._running), *self._prompts]
         holdings = [pages for prompt in prompts for pages in (prompt.owned, prompt.shared)]
         holdings += [state.pages for state in self.context.store]
-        holdings += [*self._captures.held_pages(), *self._cold.held_pages(), *self.context.holds]
+        holdings += [pages for line in self._prefill.combining for pages in line.held_pages()]
+        holdings += [*self._captures.held_pages(), *self.context.holds]
         self.context.pages.check_integrity(holdings)
         self.context.store.check_integrity()
         if len(prompts) + self.context.slots.num_free != self.context.slots.num_slots:
             raise AssertionError(f"{len(prompts)} prompts hold slots, {self.context.slots.num_free} are free")
 
-    def _admit(self) -> None:
+    @property
+    def _prompts(self) -> list[Prompt]:
+        """Everything that is admitted and does not decode yet."""
+        return [prompt for line in self._prefill.combining for prompt in line.prompts]
+
+    def _create_line(self) -> CombineQueue:
+        return CombineQueue(self.context, self.limits.sweep_tokens, self._start_decoding, self._readmit)
+
+    def _admit(self) -> bool:
         """First come, first served: what does not fit now waits at the head of the line.
 
         Stored states make room for it, save those that it uses itself. What another request captures for it already is
-        waited for.
+        waited for. Returns whether anybody was admitted.
         """
+        has_admitted = False
         while self._waiting and self.num_running < self.limits.max_running:
             admitted = self._admit_one(self._waiting[0])
             if admitted is None:
-                return
+                break
+            has_admitted = True
             waiting = self._waiting.popleft()
-            if not waiting.refusal:
+            if not waiting.refusals.captures:
                 self._tell_stored(admitted)
-            (self._cold if admitted.captures.keys else self._combines).add(admitted)
+            self._line_of(admitted).add(admitted)
+        return has_admitted
+
+    def _line_of(self, admitted: AdmittedPrompt) -> CombineQueue:
+        if not admitted.arriving:
+            return self._cold if admitted.captures.keys else self._combines
+        line = self._create_line()
+        self._prefill.add_line(line)
+        return line
 
     def _admit_one(self, waiting: _Waiting) -> AdmittedPrompt | None:
         """Where nothing runs that would give room back, it is served without captures, and at last without any state."""
         request = waiting.request
-        resolved = resolve(self.context, request, waiting.refusal)
-        if not self._cold.captured_keys.isdisjoint(segment.key for segment in resolved.cold):
+        resolved = resolve(self.context, request, self._arrivals, waiting.refusals)
+        captured = {key for line in self._prefill.combining for key in line.captured_keys}
+        if not captured.isdisjoint(segment.key for segment in resolved.cold):
             return None
         own = {request.prefix_key, *(part.key for part in request.parts)}
         admitted = self._reserve(waiting, resolved, own)
         if admitted is None and not self.num_running:
-            admitted = self._reserve(waiting, resolve(self.context, request, NO_ROOM), own)
+            without = replace(waiting.refusals, captures=NO_ROOM, fetches=NO_ROOM)
+            admitted = self._reserve(waiting, resolve(self.context, request, self._arrivals, without), own)
             admitted = admitted or self._reserve(waiting, resolve_live(request), ())
             if admitted is not None:
                 self._tell_refused(resolved, request, NO_ROOM)
@@ -182,25 +252,24 @@ class Engine:
         self, waiting: _Waiting, resolved: ResolvedPrompt, protected: Collection[bytes]
     ) -> AdmittedPrompt | None:
         """A prompt with everything that it needs; None while that is not to be had."""
-        request, context = waiting.request, self.context
-        if not context.store.make_room(resolved.pages_needed(context), protected):
-            return None
+        request = waiting.request
         try:
-            captures = OrderedCaptures(
-                context, resolved.cold, self._captures.prime, self.limits.capture_tokens, request.sink
+            room = reserve(
+                self.context, self._arrivals, resolved, request, protected, self._captures.prime, self.limits
             )
         except NoRoomError:
             return None
-        try:
-            combine = CombinePass(context, resolved.compose(request, captures.states))
-        except NoRoomError:
-            captures.abandon()
-            return None
-        return AdmittedPrompt(request, waiting.since, resolved, combine, captures)
+        for key, incoming in room.incoming.items():
+            request.sink(FetchEvent(key, incoming))
+        arriving = (*resolved.arriving, *room.incoming.values())
+        return AdmittedPrompt(request, waiting.since, resolved, room.combine, room.captures, arriving, waiting.refusals)
 
     def _readmit(self, prompt: AdmittedPrompt) -> None:
         """It goes first, without its captures."""
-        self._waiting.appendleft(_Waiting(prompt.request, prompt.since, CAPTURE_FAILED))
+        self._readmit_as(prompt, replace(prompt.refusals, captures=CAPTURE_FAILED))
+
+    def _readmit_as(self, prompt: AdmittedPrompt, refusals: Refusals) -> None:
+        self._waiting.appendleft(_Waiting(prompt.request, prompt.since, refusals, prompt.arriving))
 
     def _tell_stored(self, prompt: AdmittedPrompt) -> None:
         """What is to be captured and is there already has ended."""
@@ -213,11 +282,16 @@ class Engine:
         for segment in resolved.cold:
             request.sink(CaptureEvent(segment.key, 0, 0.0, reason))
 
-    def _advance(self) -> None:
-        """Layers of passes until the budget of tokens times layers is spent; without decoding nothing waits for it."""
-        budget = self.limits.layer_tokens
-        while budget > 0 and self._prefill.has_work:
-            budget -= self._prefill.advance()
+    def _advance(self) -> bool:
+        """Layers of passes until the budget of tokens times layers is spent; without decoding nothing waits for it.
+
+        Returns whether anything could run.
+        """
+        budget, has_run = self.limits.layer_tokens, False
+        while budget > 0 and self._prefill.has_work and (spent := self._prefill.advance()) is not None:
+            budget -= spent
+            has_run = True
+        return has_run
 
     def _start_decoding(self, prompts: Sequence[AdmittedPrompt], logits: torch.Tensor) -> None:
         for prompt, own, likeliest in zip(prompts, logits, find_likeliest(logits), strict=True):
@@ -227,7 +301,8 @@ class Engine:
                 PrefilledEvent(
                     parts=prompt.resolved.served,
                     queue_seconds=prompt.admitted_at - prompt.since,
-                    combine_seconds=time.monotonic() - prompt.admitted_at,
+                    combine_seconds=time.monotonic() - prompt.admitted_at - prompt.blocked_seconds,
+                    fetch_seconds=prompt.blocked_seconds,
                     snapshots=self._store_snapshots(prompt),
                 )
             )

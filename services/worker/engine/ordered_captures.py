@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.worker.engine.capture import CapturePass, end_capture, store_state
+from services.worker.engine.capture import CapturePass, CaptureProgress, end_capture, store_state
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import CaptureEvent, CaptureSegment
@@ -63,6 +63,14 @@ class OrderedCaptures:
     def keys(self) -> set[bytes]:
         """Segments that are not captured yet."""
         return {segment.key for pack in self._packs for segment in pack.segments}
+
+    def find(self, key: bytes) -> CaptureProgress | None:
+        """The capture of a segment that is not captured yet."""
+        for pack in self._packs:
+            keys = [segment.key for segment in pack.segments]
+            if key in keys:
+                return pack.capture.watch(keys.index(key))
+        return None
 
     @property
     def runs_ahead(self) -> bool:

@@ -1,5 +1,6 @@
 """What runs ahead of decoding: captures and combines, taken from their lines through the layers, together where that is free."""
 
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,9 +8,10 @@ from typing import Protocol
 from services.worker.engine.capture_queue import CaptureQueue
 from services.worker.engine.combine import CombineRows
 from services.worker.engine.combine_graph import choose_combine_graphs
-from services.worker.engine.combine_queue import CombineQueue
+from services.worker.engine.combine_queue import AdmittedPrompt, CombineQueue
 from services.worker.engine.context import EngineContext
-from services.worker.engine.sweep import Rows, Sweep
+from services.worker.engine.sweep import ALL_LAYERS, Rows, Sweep
+from services.worker.engine.transfer import IncomingState
 
 __all__ = ["Line", "Prefill"]
 
@@ -29,6 +31,15 @@ class Line(Protocol):
     @property
     def has_work(self) -> bool:
         """Something waits or is in a sweep."""
+        ...
+
+    @property
+    def layers_present(self) -> int:
+        """How many layers the rows in the sweep may run now: what they read of later ones has yet to come."""
+        ...
+
+    def note_blocked(self, seconds: float) -> None:
+        """The sweep has waited so long for a layer."""
         ...
 
     def take(self) -> Sequence[Rows]:
@@ -60,11 +71,29 @@ class _Member:
 
 @dataclass(slots=True)
 class _Running:
-    """A sweep on its way, and whose rows are in it."""
+    """A sweep on its way, and whose rows are in it. layer: the next one; blocked_since: when it could not run."""
 
     members: list[_Member]
     sweep: Sweep
     steps: Generator[None, None, None]
+    layer: int = 0
+    blocked_since: float | None = None
+
+    @property
+    def line(self) -> Line:
+        """For which it was begun."""
+        return self.members[0].line
+
+    def can_advance(self) -> bool:
+        """What the next layer reads is there; how long it was not is told when it is."""
+        if any(member.line.layers_present <= self.layer for member in self.members):
+            self.blocked_since = self.blocked_since or time.monotonic()
+            return False
+        if self.blocked_since is not None:
+            for member in self.members:
+                member.line.note_blocked(time.monotonic() - self.blocked_since)
+            self.blocked_since = None
+        return True
 
 
 class Prefill:
@@ -74,6 +103,9 @@ class Prefill:
     Captures that wait when a sweep of prompts begins fill its room, up to a number of rows that costs a GPU no more than
     one of them; not where prompts are replayed, which takes half the time of any sweep, so that nobody's first token is
     later for a neighbour's capture.
+
+    A prompt whose states are on their way has a line and a sweep of its own, which waits where a layer has yet to come, while
+    the others go on.
     """
 
     def __init__(
@@ -83,11 +115,35 @@ class Prefill:
         self._combines = combines
         self._cold = cold
         self._captures = captures
-        # The most urgent first.
-        self._lines: tuple[Line, ...] = (combines, cold, captures)
+        self._arriving: list[CombineQueue] = []
         self._graphs = choose_combine_graphs(context)
         self._running: list[_Running] = []
         self._overtaken = 0
+
+    @property
+    def _lines(self) -> tuple[Line, ...]:
+        """The most urgent first."""
+        return (self._combines, *self._arriving, self._cold, self._captures)
+
+    @property
+    def combining(self) -> Sequence[CombineQueue]:
+        """The lines of prompts."""
+        return (self._combines, *self._arriving, self._cold)
+
+    def add_line(self, line: CombineQueue) -> None:
+        """The line of one prompt whose states are on their way."""
+        self._arriving.append(line)
+
+    def withdraw(self, incoming: IncomingState) -> list[AdmittedPrompt]:
+        """A state will not come: take out the prompts that use it; what they held is given back."""
+        found: list[AdmittedPrompt] = []
+        for line in self._arriving:
+            prompts, is_swept = line.withdraw(incoming)
+            found += prompts
+            if is_swept:
+                self._drop(line)
+        self._forget_lines()
+        return found
 
     @property
     def has_work(self) -> bool:
@@ -99,17 +155,28 @@ class Prefill:
         for line in self._lines:
             if line.cancel(request_id):
                 self._drop(line)
+        self._forget_lines()
 
-    def advance(self) -> int:
-        """One layer of the running sweep, or the start of the next; returns token layers spent."""
-        line = self._next_line()
+    def advance(self) -> int | None:
+        """One layer of a running sweep, or the start of the next; returns token layers spent.
+
+        None where every sweep waits for a layer that has yet to come.
+        """
+        running = next((one for one in reversed(self._running) if one.can_advance()), None)
+        line = self._next_line(running)
         if line is not None:
             self._begin(line)
             return 0
-        running = self._running[-1]
-        tokens = running.sweep.num_tokens
+        if running is None:
+            return None
+        self._run_layer(running)
+        self._forget_lines()
+        return running.sweep.num_tokens
+
+    def _run_layer(self, running: _Running) -> None:
         try:
             next(running.steps)
+            running.layer += 1
         except StopIteration:
             self._end(running)
             for member in running.members:
@@ -119,13 +186,17 @@ class Prefill:
                 raise
             self._end(running)
             self._give_back(running.members, error)
-        return tokens
 
-    def _next_line(self) -> Line | None:
+    def _next_line(self, running: _Running | None) -> Line | None:
         """Whose sweep begins now, between two layers of one that is less urgent."""
-        first = 1 if self._cold.has_work and self._overtaken >= _OVERTAKING_SWEEPS else 0
-        last = self._lines.index(self._running[-1].members[0].line) if self._running else len(self._lines)
-        return next((line for line in self._lines[first:last] if line.is_ready), None)
+        lines = self._lines
+        is_overtaken = self._cold.has_work and self._overtaken >= _OVERTAKING_SWEEPS
+        first = lines.index(self._cold) if is_overtaken else 0
+        last = len(lines) if running is None else lines.index(running.line)
+        return next((line for line in lines[first:last] if line.is_ready), None)
+
+    def _forget_lines(self) -> None:
+        self._arriving = [line for line in self._arriving if line.has_work]
 
     def _end(self, running: _Running) -> None:
         self._running.remove(running)
@@ -133,18 +204,19 @@ class Prefill:
             self._overtaken = 0
 
     def _begin(self, line: Line) -> None:
-        if line is self._combines and self._cold.has_work:
+        if line not in (self._cold, self._captures) and self._cold.has_work:
             self._overtaken += 1
         members = [member for member in self._take(line) if member.rows]
         if members:
             rows = [own for member in members for own in member.rows]
             sweep = Sweep(self._context, rows)
-            self._running.append(_Running(members, sweep, self._steps(sweep, rows)))
+            is_present = all(member.line.layers_present == ALL_LAYERS for member in members)
+            self._running.append(_Running(members, sweep, self._steps(sweep, rows, is_present)))
 
-    def _steps(self, sweep: Sweep, rows: Sequence[Rows]) -> Generator[None, None, None]:
+    def _steps(self, sweep: Sweep, rows: Sequence[Rows], is_present: bool) -> Generator[None, None, None]:
         """Prompts alone are replayed where they can be recorded."""
         first = rows[0]
-        if self._graphs is not None and len(rows) == 1 and isinstance(first, CombineRows):
+        if is_present and self._graphs is not None and len(rows) == 1 and isinstance(first, CombineRows):
             return self._graphs.run(first)
         return sweep.run()
 

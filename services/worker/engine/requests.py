@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from services.worker.engine.sampling import SamplingOptions
+from services.worker.engine.transfer import IncomingState
 from services.worker.errors import WorkerError
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "EngineError",
     "EngineFullError",
     "FailedEvent",
+    "FetchEvent",
     "FinishReason",
     "FinishedEvent",
     "GenerateEvent",
@@ -53,13 +55,15 @@ class Serving(StrEnum):
 class PromptPart:
     """One part of a prompt; `key` names the stored state with SEGMENT.
 
-    captures: where no state is stored under the key, it is computed, stored and used.
+    captures: where no state is stored under the key, it is computed, stored and used; is_fetched: where none is, it is brought
+    from elsewhere, and used layer by layer as it comes.
     """
 
     token_ids: tuple[int, ...]
     serving: Serving = Serving.LIVE
     key: bytes = b""
     captures: bool = False
+    is_fetched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class ServedPart:
     """What became of a part. reason: why a part that was to be reused was computed; tier: where its state lay.
 
     captured_tokens: of a body whose state this request has computed; live, reused and captured tokens are the whole part.
+    source, fetch_seconds: the worker from which the state was fetched for it, and how long that took.
     """
 
     serving: Serving
@@ -83,6 +88,8 @@ class ServedPart:
     tier: str = ""
     reason: str = ""
     captured_tokens: int = 0
+    source: str = ""
+    fetch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +102,12 @@ class StoredSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PrefilledEvent:
-    """The prompt is combined; the first token follows."""
+    """The prompt is combined; the first token follows. fetch_seconds: for which nothing ran, since layers had yet to come."""
 
     parts: tuple[ServedPart, ...]
     queue_seconds: float
     combine_seconds: float
+    fetch_seconds: float
     snapshots: tuple[StoredSnapshot, ...]
 
 
@@ -135,22 +143,32 @@ class FailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class CaptureEvent:
-    """One segment's end. `reason` is empty when its state is stored."""
+    """One segment's end. `reason` is empty when its state is stored; pass_tokens: of all that shared its pass."""
 
     key: bytes
     size_bytes: int
     seconds: float
     reason: str = ""
+    pass_tokens: int = 0
 
 
-GenerateEvent = CaptureEvent | PrefilledEvent | TokenEvent | FinishedEvent | FailedEvent
+@dataclass(frozen=True, slots=True)
+class FetchEvent:
+    """Room is reserved for a state that is to be brought from elsewhere: it comes, or fails, under this key."""
+
+    key: bytes
+    incoming: IncomingState
+
+
+GenerateEvent = CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | FinishedEvent | FailedEvent
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """Combine parts and decode. `sink` gets every event, on the engine's thread.
 
-    One `CaptureEvent` a segment that a part orders to capture comes ahead of the `PrefilledEvent`.
+    One `CaptureEvent` a segment that a part orders to capture comes ahead of the `PrefilledEvent`, and a `FetchEvent` for every
+    state that is to be brought from elsewhere.
     """
 
     request_id: str

@@ -9,7 +9,10 @@ from services.worker.engine.context import EngineContext
 from services.worker.mixers.batch import Mixer
 from services.worker.models.decoder import Layer
 
-__all__ = ["Rows", "Sweep", "run_layer"]
+__all__ = ["ALL_LAYERS", "Rows", "Sweep", "run_layer"]
+
+# More than any model has.
+ALL_LAYERS = 1 << 30
 
 
 class Rows(Protocol):

@@ -15,7 +15,7 @@ from services.worker.engine.states import SegmentState, page_rows
 from services.worker.mixers.batch import LinearPlane
 from services.worker.mixers.shapes import StateShape
 
-__all__ = ["IncomingState", "OutgoingState"]
+__all__ = ["IncomingState", "OutgoingState", "body_pages_of"]
 
 
 class OutgoingState:
@@ -48,6 +48,10 @@ class OutgoingState:
                 planes = dict(context.memory.page_pools[index].planes(self._slots))
             return {name: tensor.cpu() for name, tensor in planes.items()}
 
+    def follow(self) -> None:
+        """On the engine's thread: what its passes have written so far may be read."""
+        self._context.copies.follow()
+
     def close(self) -> None:
         """Give the pages back."""
         self._context.holds.release(self._hold)
@@ -56,7 +60,8 @@ class OutgoingState:
 class IncomingState:
     """Room for a segment state that comes from elsewhere. Made and ended, once, on the engine's thread.
 
-    Stored states other than the protected ones make room for its pages.
+    Stored states other than the protected ones make room for its pages. state: of which the first `layers_present` layers may be
+    used, whoever holds on to its pages.
 
     Raises:
         NoRoomError: there are not enough.
@@ -68,22 +73,32 @@ class IncomingState:
         self._seam_window = context.profile.seam_window.tokens(len(token_ids))
         # Made here, so that a state's memory is the engine's own, wherever it came from.
         self._planes = [_empty_plane(context, kept) for kept in context.model.spec.states]
-        self._layers: set[int] = set()
+        self.num_layers = len(context.model.spec.kept)
+        self.layers_present = 0
         body = len(token_ids) - self._seam_window
-        count = pages_for(body, context.pages.page_size)
+        count = body_pages_of(context, token_ids)
         context.store.make_room(count, protected)
         self._hold = context.holds.allocate(count)
-        self._slots = _body_slots(context, context.holds.pages(self._hold), body)
+        pages = context.holds.pages(self._hold)
+        self._slots = _body_slots(context, pages, body)
+        self.state = SegmentState(token_ids, self._seam_window, tuple(self._planes), pages)
         # Earlier passes may still read the pages: what is written now must come behind them.
         context.copies.follow()
 
+    @property
+    def is_present(self) -> bool:
+        """Every layer has come."""
+        return self.layers_present == self.num_layers
+
     @torch.inference_mode()
     def write_layer(self, layer: int, planes: Mapping[str, torch.Tensor]) -> None:
-        """Take one layer's planes, as `read_layer` gave them. On any thread.
+        """Take one layer's planes, as `read_layer` gave them; layers come in order. On any thread, one at a time.
 
         Raises:
-            ValueError: a plane is missing or of another shape; the message names it.
+            ValueError: a plane is missing or of another shape, or a layer is left out; the message names it.
         """
+        if layer != self.layers_present:
+            raise ValueError(f"layer {layer} comes in place of layer {self.layers_present}")
         context = self._context
         index, kept = _index_of_kind(context, layer), context.model.spec.kept[layer]
         with context.copies.used():
@@ -92,7 +107,7 @@ class IncomingState:
                 _fill_plane(self._planes[index], moved, context.profile.encoding)
             else:
                 context.memory.page_pools[index].write(self._slots, moved)
-        self._layers.add(layer)
+        self.layers_present = layer + 1
 
     def finish(self, key: bytes) -> None:
         """Put the state into the store; where that fails, the room is given back.
@@ -104,10 +119,9 @@ class IncomingState:
         context = self._context
         context.copies.lead()
         try:
-            if len(self._layers) != len(context.model.spec.kept):
-                raise ValueError(f"{len(self._layers)} layers have come of {len(context.model.spec.kept)}")
-            pages = context.holds.pages(self._hold)
-            context.store.put(key, SegmentState(self.token_ids, self._seam_window, tuple(self._planes), pages))
+            if not self.is_present:
+                raise ValueError(f"{self.layers_present} layers have come of {self.num_layers}")
+            context.store.put(key, self.state)
         except (NoRoomError, ValueError):
             context.holds.release(self._hold)
             raise
@@ -117,6 +131,12 @@ class IncomingState:
         """Give the room back."""
         self._context.copies.lead()
         self._context.holds.release(self._hold)
+
+
+def body_pages_of(context: EngineContext, token_ids: tuple[int, ...]) -> int:
+    """Pages of a segment's state."""
+    body = len(token_ids) - context.profile.seam_window.tokens(len(token_ids))
+    return pages_for(body, context.pages.page_size)
 
 
 def _index_of_kind(context: EngineContext, layer: int) -> int:

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["FetchPolicy", "TierSpeed", "TokenSpeed"]
+__all__ = ["OTHER_HOST", "SAME_HOST", "FetchPolicy", "TierSpeed", "TokenSpeed"]
+
+# The tiers of what another worker holds.
+SAME_HOST, OTHER_HOST = "same_host", "other_host"
 
 # The weight of what is new: about the last ten count.
 _WEIGHT = 0.2
@@ -38,7 +41,7 @@ class TierSpeed:
 
 @dataclass(slots=True)
 class TokenSpeed:
-    """What more live tokens add to a combine: the slope of a line through what was seen, the latest counting most.
+    """What more tokens add to a pass: the slope of a line through what was seen, the latest counting most.
 
     A pass has a price of its own, on a GPU the reading of all weights, which tokens more do not pay again. Where passes so far
     do not tell the two apart, being of about one length or noisy, the whole is taken for the tokens' price.
@@ -51,7 +54,7 @@ class TokenSpeed:
     _products: float = 0.0
 
     def observe(self, seconds: float, num_tokens: int) -> None:
-        """One combine pass."""
+        """One pass."""
         kept = 1.0 - _PASS_WEIGHT
         self._weight = kept * self._weight + 1.0
         self._tokens = kept * self._tokens + num_tokens
@@ -59,8 +62,15 @@ class TokenSpeed:
         self._squares = kept * self._squares + num_tokens * num_tokens
         self._products = kept * self._products + num_tokens * seconds
 
+    @property
+    def pass_seconds(self) -> float:
+        """What a pass takes beside its tokens; 0 before that is known."""
+        if not self._tokens:
+            return 0.0
+        return max(0.0, self._seconds / self._weight - (self.estimate(1) or 0.0) * self._tokens / self._weight)
+
     def estimate(self, num_tokens: int) -> float | None:
-        """Seconds that so many live tokens add."""
+        """Seconds that so many tokens add."""
         if not self._tokens:
             return None
         mean = self._tokens / self._weight
@@ -73,9 +83,13 @@ class TokenSpeed:
 
 @dataclass(slots=True)
 class FetchPolicy:
-    """Fetch or compute. What is not known yet is fetched, and thereby measured."""
+    """Fetch or compute. What is not known yet is fetched, and thereby measured.
+
+    engine: what live tokens take in combines; captures: what a segment's tokens take in captures apart from prompts.
+    """
 
     engine: TokenSpeed = field(default_factory=TokenSpeed)
+    captures: TokenSpeed = field(default_factory=TokenSpeed)
     tiers: dict[str, TierSpeed] = field(default_factory=dict)
     _refused: dict[str, int] = field(default_factory=dict)
 
@@ -83,11 +97,14 @@ class FetchPolicy:
         """One tier's."""
         return self.tiers.setdefault(tier, TierSpeed())
 
+    def quickest(self, sizes: dict[str, int]) -> str:
+        """Of tiers that hold a blob, by bytes there; one that is not known yet comes first."""
+        return min(sizes, key=lambda tier: self.speed(tier).estimate(sizes[tier]) or 0.0)
+
     def choose(self, sizes: dict[str, int], num_tokens: int) -> str | None:
         """The quickest of the tiers that hold a blob, by bytes there; None where computing its tokens is quicker."""
-        estimates = {tier: self.speed(tier).estimate(size) for tier, size in sizes.items()}
-        tier = min(sizes, key=lambda own: estimates[own] or 0.0)
-        fetch, compute = estimates[tier], self.engine.estimate(num_tokens)
+        tier = self.quickest(sizes)
+        fetch, compute = self.speed(tier).estimate(sizes[tier]), self.engine.estimate(num_tokens)
         if fetch is None or compute is None or fetch <= compute:
             return tier
         refused = self._refused.get(tier, 0) + 1

@@ -142,9 +142,9 @@ def test_the_deadline_holds() -> None:
         wait_until(lambda: not stack.cache.leases)
 
 
-def test_captures_ahead_of_a_reply_take_half_the_time_that_is_left() -> None:
-    with RouterStack(RouterSettings(request_timeout_seconds=0.6), can_capture=False) as stack:
-        stack.worker.capture_delay_seconds = 5
+def test_captures_beside_a_reply_leave_it_half_the_time() -> None:
+    with RouterStack(RouterSettings(request_timeout_seconds=2), can_capture=False) as stack:
+        stack.worker.capture_delay_seconds = 30
         answered = stack.http.post(CHAT, json=BODY | {"documents": [DOCUMENT + "x"], "max_tokens": 3})
         assert answered.status_code == 200
         wait_until(lambda: not stack.cache.leases)
@@ -164,7 +164,7 @@ def test_sigterm_finishes_the_stream_and_exits_with_0() -> None:
         url = f"http://127.0.0.1:{(port := free_port())}"
         environment = {
             "HYPIC_ROUTER_PORT": str(port),
-            "HYPIC_ROUTER_WORKER_ADDRESS": f"127.0.0.1:{services.worker_port}",
+            "HYPIC_ROUTER_WORKERS": f"127.0.0.1:{services.worker_port}",
             "HYPIC_ROUTER_CACHE_ADDRESS": f"127.0.0.1:{services.cache_port}",
         }
         code = "from services.router.bootstrap import main; main()"

@@ -34,12 +34,14 @@ _HYBRID: dict[str, Any] = {
 }
 
 
-def write_random_checkpoint(directory: Path, tokenizer_from: Path) -> None:
-    """A hybrid model behind a real tokenizer and template."""
+def write_random_checkpoint(directory: Path, tokenizer_from: Path, num_layers: int = 4) -> None:
+    """A hybrid model behind a real tokenizer and template; every fourth layer, the third first, is an attention layer."""
     # Imported here: it takes seconds.
     import transformers
 
-    config = transformers.Qwen3_5TextConfig(vocab_size=_vocab_size(tokenizer_from), **_HYBRID)
+    kinds = (_HYBRID["layer_types"] * num_layers)[:num_layers]
+    shape = _HYBRID | {"num_hidden_layers": num_layers, "layer_types": kinds}
+    config = transformers.Qwen3_5TextConfig(vocab_size=_vocab_size(tokenizer_from), **shape)
     _write(transformers.Qwen3_5ForCausalLM(config), directory, tokenizer_from)
 
 

@@ -43,7 +43,7 @@ class ChangingStack:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "HYPIC_CACHE_LISTEN_ADDRESS": self._cache_address,
             "HYPIC_ROUTER_CACHE_ADDRESS": self._cache_address,
-            "HYPIC_ROUTER_WORKER_ADDRESS": f"127.0.0.1:{worker}",
+            "HYPIC_ROUTER_WORKERS": f"127.0.0.1:{worker}",
             "HYPIC_ROUTER_PORT": str(router),
             "HYPIC_WORKER_CACHE_ADDRESS": self._cache_address,
             "HYPIC_WORKER_LISTEN_ADDRESS": f"127.0.0.1:{worker}",

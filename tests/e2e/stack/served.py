@@ -4,10 +4,12 @@ import asyncio
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -18,9 +20,8 @@ from hypic.v1 import cache_pb2, cache_pb2_grpc
 from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port, grpc_ready
 
-__all__ = ["SERVICES", "ServedStack", "child_pids", "is_running", "wait_until"]
+__all__ = ["ServedStack", "child_pids", "is_running", "read_metric", "wait_until"]
 
-SERVICES = ("cache", "worker", "router")
 _START_SECONDS = 90.0
 _END_SECONDS = 60.0
 
@@ -47,6 +48,29 @@ def _read_proc(pid: int, name: str) -> list[str]:
         return []
 
 
+def read_metric(port: int, name: str, labels: str = "") -> float:
+    """The sum of a metric's samples whose labels hold this text; NaN where nobody serves it."""
+    try:
+        text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text
+    except httpx2.TransportError:
+        return float("nan")
+    samples = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")) and labels in line]
+    return sum(float(line.rpartition(" ")[2]) for line in samples)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on now."""
+    while True:
+        first = free_port()
+        with ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probes.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
+
+
 def is_running(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
@@ -56,18 +80,31 @@ def is_running(pid: int) -> bool:
 
 
 class ServedStack:
-    """`hypic up` on free ports. `variables` are settings beside those that tests need to see inside.
+    """`hypic up` on free ports.
 
-    state: the folder of what outlives the stack.
+    `variables` are settings beside those that tests need to see inside; `workers` the role of each; state: the folder of what
+    outlives the stack.
     """
 
-    def __init__(self, checkpoint: Path, log: Path, variables: Mapping[str, str], state: Path | None = None) -> None:
-        self._options = ["--state", str(state)] if state else []
+    def __init__(
+        self,
+        checkpoint: Path,
+        log: Path,
+        variables: Mapping[str, str],
+        workers: Sequence[str] = ("both",),
+        state: Path | None = None,
+    ) -> None:
         self._checkpoint = checkpoint
         self._log = log
-        self._metrics_ports = {"worker": free_port(), "cache": free_port()}
+        self.workers = ("worker",) if len(workers) == 1 else tuple(f"worker-{index}" for index in range(len(workers)))
+        self._options = ["--workers", str(len(workers))]
+        for role in workers:
+            self._options += ["--role", "prefill,combine" if role == "both" else role]
+        self._options += ["--state", str(state)] if state else []
+        first = free_ports(len(workers))
+        self._metrics_ports = {name: first + index for index, name in enumerate(self.workers)} | {"cache": free_port()}
         self._variables = {
-            "HYPIC_WORKER_METRICS_PORT": str(self._metrics_ports["worker"]),
+            "HYPIC_WORKER_METRICS_PORT": str(first),
             "HYPIC_CACHE_METRICS_PORT": str(self._metrics_ports["cache"]),
             # Heartbeats come three times as often: a restarted directory learns soon what the worker holds.
             "HYPIC_CACHE_WORKER_TTL_SECONDS": "3",
@@ -94,8 +131,8 @@ class ServedStack:
             raise
         self.http = httpx2.Client(base_url=self.base_url, timeout=60)
         # The same after every restart: nothing is stored yet.
-        wait_until(lambda: self.gauge("worker", "hypic_worker_pages_free") > 0)
-        self._all_pages = self.gauge("worker", "hypic_worker_pages_free")
+        wait_until(lambda: all(self.gauge(name, "hypic_worker_pages_free") > 0 for name in self.workers))
+        self._all_pages = self.gauge("workers", "hypic_worker_pages_free")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,13 +140,16 @@ class ServedStack:
         self._end()
 
     def pid(self, name: str) -> int:
-        """The present process of a service; 0 between two restarts."""
-        found = [pid for pid in child_pids(self.process.pid) if _read_proc(pid, "cmdline")[-1:] == [name]]
+        """The present process of a service, or of a worker by its id; 0 between two restarts."""
+        service = "worker" if name.startswith("worker") else name
+        found = [pid for pid in child_pids(self.process.pid) if _read_proc(pid, "cmdline")[-1:] == [service]]
+        if name != service:
+            found = [pid for pid in found if self._environment_of(pid).get("HYPIC_WORKER_WORKER_ID") == name]
         return found[0] if found else 0
 
     def pids(self) -> list[int]:
         """The supervisor and its children."""
-        return [self.process.pid, *(self.pid(name) for name in SERVICES)]
+        return [self.process.pid, *(self.pid(name) for name in ("cache", *self.workers, "router"))]
 
     def kill(self, name: str) -> int:
         """SIGKILL; returns the process that was."""
@@ -135,49 +175,56 @@ class ServedStack:
             return False
 
     def address(self, name: str) -> str:
-        """Where the worker or the cache service listens."""
-        return self.environment()[f"HYPIC_{name.upper()}_LISTEN_ADDRESS"]
+        """Where a worker or the cache service listens."""
+        service = name.partition("-")[0]
+        return self._environment_of(self.pid(name))[f"HYPIC_{service.upper()}_LISTEN_ADDRESS"]
 
     def environment(self) -> dict[str, str]:
         """The settings of the supervisor's children, for one more process beside them."""
         return dict(self._environment)
 
     def _read_environment(self) -> dict[str, str]:
-        variables = dict(entry.split("=", 1) for entry in _read_proc(self.pid("router"), "environ"))
+        variables = self._environment_of(self.pid("router"))
         # Whoever carries it ends unless the supervisor is its parent.
         del variables[SUPERVISOR_VARIABLE]
         return variables
 
+    @staticmethod
+    def _environment_of(pid: int) -> dict[str, str]:
+        return dict(entry.split("=", 1) for entry in _read_proc(pid, "environ") if entry)
+
     def gauge(self, service: str, name: str, labels: str = "") -> float:
-        """The sum of a metric's samples whose labels hold this text; a service that is restarting has none: NaN."""
-        try:
-            text = httpx2.get(f"http://127.0.0.1:{self._metrics_ports[service]}/metrics", timeout=5).text
-        except httpx2.TransportError:
-            return float("nan")
-        samples = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")) and labels in line]
-        return sum(float(line.rpartition(" ")[2]) for line in samples)
+        """The sum of a metric's samples whose labels hold this text; a service that is restarting has none: NaN.
+
+        `workers` are all of them together.
+        """
+        if service == "workers":
+            return sum(self.gauge(each, name, labels) for each in self.workers)
+        return read_metric(self._metrics_ports[service], name, labels)
 
     def captures(self) -> float:
-        """Segments that the worker's present process has captured."""
-        return self.gauge("worker", "hypic_worker_captures_total", 'outcome="stored"')
+        """Segments that the workers' present processes have captured."""
+        return self.gauge("workers", "hypic_worker_captures_total", 'outcome="stored"')
 
     def wait_idle(self) -> None:
-        """Until nothing runs or waits, no lease is left, and the worker holds just what the directory lists."""
-        wait_until(lambda: self.gauge("worker", "hypic_worker_num_requests_running") == 0)
-        wait_until(lambda: self.gauge("worker", "hypic_worker_num_requests_waiting") == 0)
+        """Until nothing runs or waits, no lease is left, and the workers hold just what the directory lists."""
+        wait_until(lambda: self.gauge("workers", "hypic_worker_num_requests_running") == 0)
+        wait_until(lambda: self.gauge("workers", "hypic_worker_num_requests_waiting") == 0)
         wait_until(lambda: self.gauge("cache", "hypic_cache_leases") == 0)
         wait_until(lambda: self.gauge("cache", "hypic_cache_tickets") == 0)
-        wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == self.gauge("cache", "hypic_cache_bytes"))
+        wait_until(
+            lambda: self.gauge("workers", "hypic_worker_state_bytes") == self.gauge("cache", "hypic_cache_bytes")
+        )
 
     def forget_everything(self) -> None:
         """Invalidate all that is stored, which must be something; returns when the worker's memory is free again.
 
         Gauges are refreshed from time to time: bytes that were seen first make the later zero a fresh one.
         """
-        wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") > 0)
+        wait_until(lambda: self.gauge("workers", "hypic_worker_state_bytes") > 0)
         self.invalidate_tenant()
-        wait_until(lambda: self.gauge("worker", "hypic_worker_state_bytes") == 0)
-        wait_until(lambda: self.gauge("worker", "hypic_worker_pages_free") == self._all_pages)
+        wait_until(lambda: self.gauge("workers", "hypic_worker_state_bytes") == 0)
+        wait_until(lambda: self.gauge("workers", "hypic_worker_pages_free") == self._all_pages)
 
     def invalidate_tenant(self) -> int:
         """Make all that is stored unreachable; the number of entries."""

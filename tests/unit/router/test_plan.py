@@ -11,6 +11,8 @@ from services.router.domain.model import Profile
 from services.router.domain.parts import Part, PartKind, Prompt, Reason
 from services.router.domain.plan import (
     CacheEntry,
+    CaptureCause,
+    Captured,
     EntryKind,
     Outcome,
     Plan,
@@ -40,6 +42,9 @@ TICKET = Ticket("ticket", 1)
 
 def ids(entry: CacheEntry) -> tuple[str, ...]:
     return tuple(each.document_id for each in entry.documents)
+
+
+CAPTURED = Captured("w1", CaptureCause.ASSIGNED, 0.5)
 
 
 def outcome(served: Served, name: bytes = b"key") -> Outcome:
@@ -136,7 +141,7 @@ def test_segments_follow_their_outcome_and_repeats_share_it() -> None:
 def test_the_worker_is_ordered_what_is_cold_once_unless_it_is_captured_ahead() -> None:
     plan = settle(draft(PROMPT, PROFILE, Reuse.COMPOSE), [Served.HIT, Served.HIT, Served.COLD, Served.COLD])
     assert [index for index, each in enumerate(plan.parts) if each.order] == [3, 4]
-    ahead = settle_captures(plan, {plan.parts[3].key})
+    ahead = settle_captures(plan, [plan.parts[index].key for index in (3, 4)], {plan.parts[3].key: CAPTURED})
     assert not any(each.order for each in ahead.parts)
     assert served(ahead)[3:6] == [Served.COLD, Served.LIVE, Served.COLD]
     assert ahead.parts[4].reason is Reason.CAPTURE_FAILED
@@ -187,7 +192,8 @@ def test_counts_add_up_and_every_computed_part_has_its_reason(case: tuple[Plan, 
     plan = settle(plan, outcomes[: len(plan.entries)])
     plan = serve_live(plan, lambda each: each.served is Served.PENDING, Reason.COMPUTED_ELSEWHERE)
     if is_ahead:
-        plan = settle_captures(plan, {each.key for each in plan.with_status(Served.COLD)})
+        keys = [each.key for each in plan.with_status(Served.COLD)]
+        plan = settle_captures(plan, keys, dict.fromkeys(keys, CAPTURED))
     done: list[ServedPart] = []
     for each in plan.parts:
         length = each.part.num_tokens

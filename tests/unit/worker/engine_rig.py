@@ -1,7 +1,9 @@
 """An engine over a tiny checkpoint, and what it said about each request."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+import torch
 
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.limits import EngineLimits
@@ -10,6 +12,7 @@ from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
     CaptureSegment,
+    FetchEvent,
     FinishedEvent,
     GenerateEvent,
     GenerateRequest,
@@ -22,9 +25,11 @@ from services.worker.engine.requests import (
 )
 from services.worker.engine.sampling import SamplingOptions
 from services.worker.engine.seam import SeamWindow
+from services.worker.engine.states import SegmentState
+from services.worker.engine.transfer import OutgoingState
 from tests.exactness.rig import draw_ids
 
-__all__ = ["WINDOW", "EngineRig", "Heard", "cold", "live", "segment"]
+__all__ = ["WINDOW", "Elsewhere", "EngineRig", "Heard", "cold", "fetched", "live", "segment"]
 
 WINDOW = 4
 
@@ -57,11 +62,17 @@ class Heard:
         return {event.key: event.reason for event in self.events if isinstance(event, CaptureEvent)}
 
     @property
+    def fetches(self) -> list[FetchEvent]:
+        """States that were to be brought."""
+        return [event for event in self.events if isinstance(event, FetchEvent)]
+
+    @property
     def is_complete(self) -> bool:
-        """Captures aside: one prefill first, one end last, tokens between, and their count adds up."""
-        if len(self.events) < 2:
+        """Captures and fetches aside: one prefill first, one end last, tokens between, and their count adds up."""
+        events = [event for event in self.events if not isinstance(event, CaptureEvent | FetchEvent)]
+        if len(events) < 2:
             return False
-        first, *tokens, last = [event for event in self.events if not isinstance(event, CaptureEvent)]
+        first, *tokens, last = events
         return (
             isinstance(first, PrefilledEvent)
             and all(isinstance(event, TokenEvent) for event in tokens)
@@ -83,6 +94,38 @@ def segment(key: bytes, token_ids: tuple[int, ...]) -> PromptPart:
 def cold(key: bytes, token_ids: tuple[int, ...]) -> PromptPart:
     """A part to be served from a stored state, which is captured where there is none."""
     return PromptPart(token_ids, Serving.SEGMENT, key, captures=True)
+
+
+def fetched(key: bytes, token_ids: tuple[int, ...]) -> PromptPart:
+    """A part to be served from a stored state, which is brought from elsewhere where there is none."""
+    return PromptPart(token_ids, Serving.SEGMENT, key, is_fetched=True)
+
+
+@dataclass(slots=True)
+class Elsewhere:
+    """An engine that holds what another one fetches. layers: of every segment, its planes, by key."""
+
+    layers: dict[bytes, list[Mapping[str, torch.Tensor]]]
+
+    @classmethod
+    def capture(cls, rig: "EngineRig", segments: Mapping[bytes, tuple[int, ...]]) -> "Elsewhere":
+        """Capture segments with an engine that is needed for nothing else; those without a body never come."""
+        rig.capture(*(CaptureSegment(key, ids) for key, ids in segments.items()))
+        layers: dict[bytes, list[Mapping[str, torch.Tensor]]] = {}
+        for key in segments:
+            state = rig.context.store.get(key)
+            if not isinstance(state, SegmentState):
+                continue
+            outgoing = OutgoingState(rig.context, state)
+            layers[key] = [outgoing.read_layer(layer) for layer in range(len(outgoing.layers))]
+            outgoing.close()
+        return cls(layers)
+
+    def bring(self, event: FetchEvent, layers: int) -> None:
+        """The next layers of a state, as far as there are more."""
+        first = event.incoming.layers_present
+        for layer, planes in list(enumerate(self.layers.get(event.key, ())))[first : first + layers]:
+            event.incoming.write_layer(layer, planes)
 
 
 class EngineRig:

@@ -10,10 +10,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from services.worker.engine.limits import EngineLimits
-from services.worker.engine.requests import CaptureEvent, CaptureSegment, EngineFullError, PromptPart, SnapshotOrder
+from services.worker.engine.requests import (
+    CaptureEvent,
+    CaptureSegment,
+    EngineFullError,
+    FetchEvent,
+    PromptPart,
+    SnapshotOrder,
+)
 from tests.exactness.rig import create_context, draw_ids
 from tests.models import VARIANTS, CheckpointFactory
-from tests.unit.worker.engine_rig import EngineRig, Heard, cold, create_profile, live, segment
+from tests.unit.worker.engine_rig import (
+    Elsewhere,
+    EngineRig,
+    Heard,
+    cold,
+    create_profile,
+    fetched,
+    live,
+    segment,
+)
 
 SEGMENTS = {bytes([65 + index]): draw_ids(length, index) for index, length in enumerate((5, 9, 33, 70))}
 SNAPSHOT_KEYS = (b"p", b"q")
@@ -35,16 +51,19 @@ class EngineMachine(RuleBasedStateMachine):
         context = create_context(self.directory, self.device, create_profile(prime_tokens), num_pages=24, num_slots=3)
         limits = EngineLimits(300, 4, 3, layer_tokens, capture_tokens=80, sweep_tokens=sweep_tokens)
         self.rig = EngineRig(context, limits)
+        other = create_context(self.directory, self.device, create_profile(prime_tokens), num_pages=80, num_slots=3)
+        self.elsewhere = Elsewhere.capture(EngineRig(other), SEGMENTS)
         self.heard: dict[str, Heard] = {}
         self.captures: dict[str, tuple[int, list[CaptureEvent]]] = {}
         self.silenced: dict[str, int] = {}
+        self.ended: set[int] = set()
 
     @rule(
         keys=st.lists(KEYS, max_size=3),
         tail=st.integers(1, 40),
         tokens=st.integers(1, 20),
         keep=st.booleans(),
-        part=st.sampled_from([segment, cold]),
+        part=st.sampled_from([segment, cold, fetched]),
     )
     def submit(
         self,
@@ -76,6 +95,28 @@ class EngineMachine(RuleBasedStateMachine):
             self.rig.engine.cancel(name)
             self.silenced.setdefault(name, self._told(name))
 
+    @rule(data=st.data(), layers=st.integers(0, 4), ends=st.booleans())
+    def bring(self, data: st.DataObject, layers: int, ends: bool) -> None:
+        """Some layers of a state that is to come; it ends whole, or fails where it has got to."""
+        coming = self._coming()
+        if coming:
+            event = data.draw(st.sampled_from(coming))
+            self.elsewhere.bring(event, layers)
+            self.rig.engine.wake()
+            if ends:
+                self._end(event)
+
+    def _coming(self) -> list[FetchEvent]:
+        told = [event for heard in self.heard.values() for event in heard.fetches]
+        return [event for event in told if id(event) not in self.ended]
+
+    def _end(self, event: FetchEvent) -> None:
+        self.ended.add(id(event))
+        if event.incoming.is_present:
+            self.rig.engine.finish_arrival(event.key, event.incoming)
+        else:
+            self.rig.engine.fail_arrival(event.key, event.incoming, "lost")
+
     @rule(key=st.one_of(KEYS, st.sampled_from(SNAPSHOT_KEYS)))
     def drop(self, key: bytes) -> None:
         was_there = key in self.rig.context.store
@@ -97,9 +138,12 @@ class EngineMachine(RuleBasedStateMachine):
             return
         for _ in range(600):
             self.rig.drop_all([*SEGMENTS, *SNAPSHOT_KEYS])
-            if self.rig.engine.is_idle:
+            if not self.rig.engine.has_work and not self._coming():
                 break
+            for event in self._coming()[:1]:
+                self._end(event)
             self.rig.step()
+        assert not self.rig.engine.has_work
         assert self.rig.engine.is_idle
         for name, heard in self.heard.items():
             assert heard.is_complete or name in self.silenced

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.adapters.messages import describe
+from services.worker.adapters.messages import WorkerPlace, describe
 from services.worker.adapters.served_model import ServedModel, read_served_model
 from services.worker.models.errors import CheckpointError
 from services.worker.profile import ProfileError
@@ -141,5 +141,5 @@ def test_a_prime_longer_than_the_context(checkpoint: Path) -> None:
 def test_the_router_is_told_the_least_segment(profile: str, least: int, checkpoint: Path) -> None:
     """Its body has the 16 tokens that are worth composing; the rule itself stays with the worker."""
     (checkpoint / "profile.toml").write_text(profile)
-    told = next(describe(_read(checkpoint), "worker", min_body=16)).info.profile
+    told = next(describe(_read(checkpoint), WorkerPlace("worker", min_body=16))).info.profile
     assert (told.min_segment_tokens, told.min_body) == (least, 16)

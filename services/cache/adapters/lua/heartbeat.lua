@@ -2,6 +2,7 @@
 local worker = order.worker
 call('ZADD', base .. 'workers', now + order.limits.worker_ttl_seconds, worker)
 call('HSET', base .. 'addresses', worker, order.address)
+call('HSET', base .. 'descriptions', worker, order.description)
 
 local keys = {}
 for i, copy in ipairs(order.copies) do

@@ -19,7 +19,7 @@
 --   owned                      ticket -> 'key kind tokens fence lease', and ' dead' once its key was invalidated
 --   ticket_of                  key -> live ticket
 --   leases                     expiry; lease_tickets:L; lease_keys:L (key -> birth of the entry, which may be gone)
---   workers                    expiry; addresses, held:W (key -> published at), marked:W (key -> marked at)
+--   workers                    expiry; addresses, descriptions, held:W (key -> published at), marked:W (key -> marked at)
 --   scopes, scope:S            key -> what it falls with, with spaces between; and its inverse
 --   current                    a registered document's scope -> its digest, and the scopes of its tags, with spaces between
 --   record:D                   the rest of it: tenant, id, title, tags, tokens, version
@@ -299,5 +299,6 @@ for _, worker in ipairs(call('ZRANGEBYSCORE', base .. 'workers', '-inf', now)) d
   end
   call('DEL', base .. 'marked:' .. worker)
   call('HDEL', base .. 'addresses', worker)
+  call('HDEL', base .. 'descriptions', worker)
   call('ZREM', base .. 'workers', worker)
 end
