@@ -108,9 +108,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
         Door(gate, settings.max_body_bytes),
     )
     documents = GrpcDocuments(cache_channel, settings.cache_timeout_seconds)
-    library = Library(
-        pool, LibraryServices(documents, documents, directory, pool, capturer, background, policy)
-    )
+    library = Library(pool, LibraryServices(documents, documents, directory, pool, capturer, background, policy))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -17,6 +17,7 @@ from services.cache.domain.cache import ResidentCopy
 from services.cache.domain.directory import PinReply, PlannedEntry
 from services.cache.domain.errors import PinLimitError, UnknownLeaseError, UnknownWorkerError
 from services.cache.domain.values import Limits, PlanOutcome, RegisterOutcome
+from services.cache.domain.workers import WorkerRecord
 from tests.contract.directory_model import DirectoryModel, ModelRecord, ModelTicket, tenant_of
 from tests.contract.directory_rig import LIMITS, Clock, Rig, create_rig, journaled_rig
 from tests.redis_server import RedisServer
@@ -271,7 +272,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     def _offer(self, worker: str, good: list[ResidentCopy], bad: list[ResidentCopy]) -> None:
         """A heartbeat that lists copies that are taken back, and others that are to be dropped."""
-        dropped = self.run(self.rig.cache.heartbeat(worker, f"{worker}.test:7201", [*bad, *good]))
+        dropped = self.run(self.rig.cache.heartbeat(WorkerRecord(worker, f"{worker}.test:7201"), [*bad, *good]))
         assert set(dropped) == {copy.key for copy in bad}
 
     def _keys(self, names: set[str]) -> list[bytes]:

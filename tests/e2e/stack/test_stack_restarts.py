@@ -16,7 +16,7 @@ from hypic.v1 import cache_pb2, cache_pb2_grpc
 
 from services.blob.reader import BytesSource, StateReader
 from tests.e2e.stack.asking import Answer, ask, document
-from tests.e2e.stack.served import SERVICES, ServedStack, wait_until
+from tests.e2e.stack.served import ServedStack, wait_until
 from tests.redis_server import WHEEL_REDIS, RedisServer
 
 DOCUMENTS = "/v1/documents"
@@ -35,7 +35,7 @@ class Lasting:
         variables = {"HYPIC_WORKER_DISK_DIRECTORY": str(self.folder / "states")}
         if self.redis:
             variables |= {"HYPIC_CACHE_DIRECTORY": "redis", "HYPIC_CACHE_REDIS_URL": self.redis.url}
-        with ServedStack(self.checkpoint, self.folder / "log", variables, self.folder / "state") as stack:
+        with ServedStack(self.checkpoint, self.folder / "log", variables, state=self.folder / "state") as stack:
             yield stack
 
     def files(self, ending: str = "safetensors") -> set[Path]:
@@ -138,7 +138,7 @@ def test_a_crash_during_a_write_leaves_no_half_entry(lasting: Lasting) -> None:
         with ThreadPoolExecutor(1) as pool:
             written = _stop_while_writing(lasting, stack, pool)
             assert lasting.files("unfinished")
-            lasting.kill(stack, *SERVICES)
+            lasting.kill(stack, "cache", *stack.workers, "router")
         assert not lasting.files("unfinished")
         for path in lasting.files():
             list(StateReader(BytesSource(path.read_bytes())).layers())

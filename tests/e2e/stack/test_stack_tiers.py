@@ -18,7 +18,7 @@ ASKED = [document(f"tiers {index}") for index in range(2)]
 @contextmanager
 def _served(checkpoint: Path, folder: Path, **variables: str) -> Iterator[ServedStack]:
     """What the directory remembers stays, and so does what tiers keep in `folder` or elsewhere."""
-    with ServedStack(checkpoint, folder / "log", variables, folder / "state") as stack:
+    with ServedStack(checkpoint, folder / "log", variables, state=folder / "state") as stack:
         yield stack
 
 

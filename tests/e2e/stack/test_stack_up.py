@@ -61,7 +61,7 @@ def test_a_state_folder_that_cannot_be_used_is_said_in_words(random_checkpoint: 
 
 
 def test_two_stacks_cannot_share_a_state_folder(random_checkpoint: Path, tmp_path: Path) -> None:
-    with ServedStack(random_checkpoint, tmp_path / "log", {}, tmp_path / "state"):
-        other = ServedStack(random_checkpoint, tmp_path / "other", {}, tmp_path / "state")
+    with ServedStack(random_checkpoint, tmp_path / "log", {}, state=tmp_path / "state"):
+        other = ServedStack(random_checkpoint, tmp_path / "other", {}, state=tmp_path / "state")
         with pytest.raises(AssertionError, match="is used by a cache service that runs"), other:
             pass
