@@ -14,6 +14,8 @@ from typing import Literal
 __all__ = ["ResultFile", "Row", "Source", "cpu_device", "merge_results", "of_subject", "read_results", "write_results"]
 
 _ROOT = Path(__file__).resolve().parent.parent
+# What measuring itself writes: one subject's rows make no other's dirty.
+_WRITTEN = (":!bench/results", ":!eval/results", ":!docs", ":!README.md")
 _VERSIONED = ("torch", "transformers", "triton", "grpcio", "fastapi")
 
 
@@ -130,17 +132,17 @@ def read_results(path: Path) -> ResultFile:
 
 
 def _commit() -> str:
+    """The present commit, `-dirty` where anything differs from it that could change a figure."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=_ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        name = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_WRITTEN)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return described.stdout.strip()
+    return f"{name}-dirty" if changed else name
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _versions() -> dict[str, str]:
