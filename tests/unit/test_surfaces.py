@@ -20,7 +20,8 @@ SURFACES = {
     "services.worker.inspection.report": ["CheckpointReport", "inspect_checkpoint"],
     "services.worker.engine.loop": ["Engine"],
     "services.worker.engine.requests": [
-        "CaptureEvent", "CaptureJob", "CaptureSegment", "EngineError", "EngineFullError", "FailedEvent", "FinishReason",
+        "CaptureEvent", "CaptureJob", "CaptureSegment", "EngineError", "EngineFullError", "FailedEvent", "FetchEvent",
+        "FinishReason",
         "FinishedEvent", "GenerateEvent", "GenerateRequest", "PrefilledEvent", "PromptPart", "PromptTooLargeError",
         "ServedPart", "Serving", "SnapshotOrder", "StoredSnapshot", "TokenEvent",
     ],
