@@ -13,8 +13,9 @@ from services.cache.adapters.memory import MemoryDirectory
 from services.cache.adapters.redis_directory import RedisAddress, RedisDirectory
 from services.cache.domain.cache import NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy, SegmentCache
 from services.cache.domain.changes import ForgetfulJournal
-from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder, RegisterReply
+from services.cache.domain.directory import Directory
 from services.cache.domain.documents import DocumentRegistry
+from services.cache.domain.orders import PlannedEntry, PlanReply, PublishOrder, RegisterReply
 from services.cache.domain.pins import Pins
 from services.cache.domain.values import DocumentRecord, EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from hypic.v1 import cache_pb2 as pb
 
 from services.cache.domain.cache import NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy
-from services.cache.domain.directory import PlannedEntry, PlanReply, PublishOrder
 from services.cache.domain.errors import (
     CacheError,
     DirectoryUnavailableError,
@@ -16,6 +15,7 @@ from services.cache.domain.errors import (
     UnknownLeaseError,
     UnknownWorkerError,
 )
+from services.cache.domain.orders import PlannedEntry, PlanReply, PublishOrder
 from services.cache.domain.values import EntryKind, Holder, Namespace, PlanOutcome, PublishOutcome
 from services.common.errors import (
     ConflictError,
