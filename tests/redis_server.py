@@ -31,6 +31,17 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"unix://{self._socket}"
 
+    @property
+    def pid(self) -> int:
+        """Of the running process.
+
+        Raises:
+            RuntimeError: none runs.
+        """
+        if self._process is None:
+            raise RuntimeError("the server does not run")
+        return self._process.pid
+
     def start(self) -> None:
         """Start the process and wait until it answers."""
         options = ["--port", "0", "--unixsocket", str(self._socket), "--save", "", "--dir", str(self._folder)]

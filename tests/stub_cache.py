@@ -1,13 +1,14 @@
 """A cache service that keeps its directory in dictionaries, for tests of its clients."""
 
 import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import dataclass, field
 
 import grpc
 from blake3 import blake3
 from hypic.v1 import cache_pb2, cache_pb2_grpc
 
-from services.common.errors import NotFoundError, UnavailableError
+from services.common.errors import NotFoundError, UnavailableError, status_code
 
 PlanContext = grpc.aio.ServicerContext[cache_pb2.PlanRequest, cache_pb2.PlanResponse]
 RenewContext = grpc.aio.ServicerContext[cache_pb2.RenewRequest, cache_pb2.RenewResponse]
@@ -22,7 +23,9 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
     owners: dict[bytes, str] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
     plans: list[cache_pb2.PlanRequest] = field(default_factory=list)
+    releases: list[cache_pb2.ReleaseRequest] = field(default_factory=list)
     documents: dict[tuple[str, str], cache_pb2.RegisteredDocument] = field(default_factory=dict)
+    num_streams: int = 0
     num_leases: int = 0
     num_renewals: int = 0
     is_down: bool = False
@@ -32,14 +35,20 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
     workers: list[cache_pb2.RegisteredWorker] = field(default_factory=list)
     published: list[cache_pb2.PublishRequest] = field(default_factory=list)
 
-    async def Plan(self, request: cache_pb2.PlanRequest, context: PlanContext) -> cache_pb2.PlanResponse:  # noqa: N802
-        if self.is_down:
-            raise UnavailableError("the stub is down")
-        self.plans.append(request)
-        lease_id = request.lease_id or self._new_lease()
-        entries = [self._plan(entry, request.namespace, lease_id) for entry in request.entries]
-        await asyncio.sleep(self.plan_delay_seconds)
-        return cache_pb2.PlanResponse(lease_id=lease_id, entries=entries)
+    async def Plan(  # noqa: N802
+        self, request_iterator: AsyncIterable[cache_pb2.PlanRequest], context: PlanContext
+    ) -> AsyncGenerator[cache_pb2.PlanResponse]:
+        self.num_streams += 1
+        async for request in request_iterator:
+            if self.is_down:
+                failure = cache_pb2.PlanFailure(status=status_code(UnavailableError()), message="the stub is down")
+                yield cache_pb2.PlanResponse(call=request.call, failure=failure)
+                continue
+            self.plans.append(request)
+            lease_id = request.lease_id or self._new_lease()
+            entries = [self._plan(entry, request.namespace, lease_id) for entry in request.entries]
+            await asyncio.sleep(self.plan_delay_seconds)
+            yield cache_pb2.PlanResponse(lease_id=lease_id, entries=entries, call=request.call)
 
     async def Renew(self, request: cache_pb2.RenewRequest, context: RenewContext) -> cache_pb2.RenewResponse:  # noqa: N802
         if request.lease_id not in self.leases:
@@ -50,8 +59,11 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
     async def Release(  # noqa: N802
         self, request: cache_pb2.ReleaseRequest, context: ReleaseContext
     ) -> cache_pb2.ReleaseResponse:
-        self.leases.discard(request.lease_id)
-        self.owners = {key: lease for key, lease in self.owners.items() if lease != request.lease_id}
+        if self.is_down:
+            raise UnavailableError("the stub is down")
+        self.releases.append(request)
+        self.leases.difference_update(request.lease_ids)
+        self.owners = {key: lease for key, lease in self.owners.items() if lease not in request.lease_ids}
         return cache_pb2.ReleaseResponse()
 
     async def Publish(  # noqa: N802

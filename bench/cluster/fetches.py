@@ -57,17 +57,15 @@ async def _capture(
     entry = cache_pb2.PlanEntry(
         kind=cache_pb2.ENTRY_KIND_SEGMENT, content_hash=sha256(b"bench").digest(), num_tokens=segment_tokens
     )
-    plan = await cache.Plan(
-        cache_pb2.PlanRequest(
-            request_id="bench",
-            namespace=cache_pb2.Namespace(tenant="bench"),
-            model=info.model_revision,
-            profile_digest=info.profile.digest,
-            entries=[entry],
-            lease_seconds=_CALL_SECONDS,
-        ),
-        timeout=_CALL_SECONDS,
+    wanted = cache_pb2.PlanRequest(
+        request_id="bench",
+        namespace=cache_pb2.Namespace(tenant="bench"),
+        model=info.model_revision,
+        profile_digest=info.profile.digest,
+        entries=[entry],
+        lease_seconds=_CALL_SECONDS,
     )
+    (plan,) = [answer async for answer in cache.Plan(iter([wanted]), timeout=_CALL_SECONDS)]
     planned = plan.entries[0]
     segment = worker_pb2.CaptureSegment(
         key=planned.key,

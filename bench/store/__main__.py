@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import uvloop
+
 from bench.results import Row, merge_results
 from bench.store.load import Latencies, percentile, run_closed, run_open
 from bench.store.policies import load_traces, measure_policies
@@ -33,7 +35,7 @@ class Load:
 async def measure_service(directory: str, shape: Shape, load: Load) -> list[Row]:
     """All rows of one directory."""
     async with serve(directory) as served:
-        filled = await fill(served, shape)
+        fill_seconds = await fill(served, shape)
         await run_closed(served, draw_plans(shape, load.plans // 10, seed=1), load.at_once)
         scheduled = draw_plans(shape, int(load.rate * load.seconds), seed=2)
         opened = await run_open(served, scheduled, load.rate, seed=3)
@@ -41,7 +43,7 @@ async def measure_service(directory: str, shape: Shape, load: Load) -> list[Row]
         single = await run_closed(served, draw_plans(replace(shape, parts=1), load.plans, seed=5), load.at_once)
         rows = [*_open_rows(directory, shape, load, opened), *_closed_rows(directory, shape, load, closed)]
         rows.append(Row(f"plans, {directory}, 1 part, {load.at_once} requests at once", single.rate, "1/s"))
-        rows.append(Row(f"publishes, {directory}", shape.entries / filled.seconds, "1/s"))
+        rows.append(Row(f"publishes, {directory}", shape.entries / fill_seconds, "1/s"))
         return [*rows, *_redis_rows(served, closed, shape)]
 
 
@@ -50,7 +52,11 @@ def _open_rows(directory: str, shape: Shape, load: Load, opened: Latencies) -> I
     reach = _REACH_MS[directory]
     yield Row(f"plan p99, {at_rate}", 1000 * percentile(opened.each, 0.99), "ms", reach, better="lower")
     yield Row(f"plan p50, {at_rate}", 1000 * percentile(opened.each, 0.5), "ms", better="lower")
-    yield Row(f"service's processor time a request, {at_rate}", 1000 * opened.service_seconds, "ms", better="lower")
+    processes = {"service": opened.service_seconds, "load": opened.load_seconds, "Redis": opened.redis_seconds}
+    for process, seconds in processes.items():
+        if seconds:
+            each = 1000 * seconds / opened.num_plans
+            yield Row(f"{process}'s processor time a request, {at_rate}", each, "ms", better="lower")
     yield Row(f"calls refused, {at_rate}", opened.num_refused, "", 0.0, better="lower")
 
 
@@ -87,7 +93,9 @@ def main() -> None:
         if subject == _POLICIES:
             rows = list(measure_policies(load_traces(arguments.trace)))
         else:
-            rows = asyncio.run(measure_service(subject.removeprefix(_PLANS), shape, load))
+            # As in the router, whose client the load goes through.
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                rows = runner.run(measure_service(subject.removeprefix(_PLANS), shape, load))
         keep(arguments.out, command, device, subject, rows)
 
 

@@ -1,16 +1,20 @@
-"""Loads for the cache service: as many plans as it answers, and arrivals by a schedule that does not wait for it."""
+"""Loads for the cache service: as many plans as it answers, and arrivals by a schedule that does not wait for it.
+
+Calls go through the router's own client, whose releases nobody waits for.
+"""
 
 import asyncio
 import math
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import grpc
-from hypic.v1 import cache_pb2 as pb
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from bench.store.service import Served, cpu_seconds
+from services.common.errors import HypicError
+from services.router.background import Background
+from services.router.domain.ports import PlanQuery
 
 __all__ = ["Latencies", "percentile", "run_closed", "run_open"]
 
@@ -19,16 +23,18 @@ _CALL_SECONDS = 30.0
 _HELD_SECONDS = 0.3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Latencies:
-    """Seconds of every answered plan, in all, and processor seconds of the service a plan with its release.
+    """Seconds of every answered plan, in all, and processor seconds of each process for all plans with their releases.
 
     num_refused: plans that were answered with an error, as an overloaded directory does.
     """
 
-    each: tuple[float, ...]
-    elapsed_seconds: float
-    service_seconds: float
+    each: list[float] = field(default_factory=list)
+    elapsed_seconds: float = 0.0
+    service_seconds: float = 0.0
+    redis_seconds: float = 0.0
+    load_seconds: float = 0.0
     num_refused: int = 0
 
     @property
@@ -36,49 +42,66 @@ class Latencies:
         """Plans a second."""
         return len(self.each) / self.elapsed_seconds
 
+    @property
+    def num_plans(self) -> int:
+        """Answered and refused."""
+        return len(self.each) + self.num_refused
+
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that this share of all values does not exceed."""
     return sorted(values)[max(math.ceil(len(values) * share) - 1, 0)]
 
 
-async def run_closed(served: Served, plans: Sequence[pb.PlanRequest], at_once: int) -> Latencies:
-    """Every plan and its release, a fixed number of clients one after the other."""
-    queue, latencies = iter(plans), list[float]()
-    before, started = cpu_seconds(served.pid), time.perf_counter()
+async def run_closed(served: Served, plans: Sequence[PlanQuery], at_once: int) -> Latencies:
+    """Every plan, a fixed number of clients one after the other; each plan's release goes on behind the next one."""
+    queue, latencies, background = iter(plans), Latencies(), Background(0)
 
     async def client() -> None:
         for plan in queue:
             sent = time.perf_counter()
-            reply = await served.stub.Plan(plan, timeout=_CALL_SECONDS)
-            latencies.append(time.perf_counter() - sent)
-            await served.stub.Release(pb.ReleaseRequest(lease_id=reply.lease_id), timeout=_CALL_SECONDS)
+            reply = await served.directory.plan(plan, _CALL_SECONDS)
+            latencies.each.append(time.perf_counter() - sent)
+            background.spawn(served.directory.release(reply.lease_id, _CALL_SECONDS))
 
-    await asyncio.gather(*(client() for _ in range(at_once)))
-    elapsed = time.perf_counter() - started
-    return Latencies(tuple(latencies), elapsed, (cpu_seconds(served.pid) - before) / len(plans))
+    with _timed(served, latencies):
+        await asyncio.gather(*(client() for _ in range(at_once)))
+        await background.close(_CALL_SECONDS)
+    return latencies
 
 
-async def run_open(served: Served, plans: Sequence[pb.PlanRequest], rate: float, seed: int) -> Latencies:
+async def run_open(served: Served, plans: Sequence[PlanQuery], rate: float, seed: int) -> Latencies:
     """Plans at exponential intervals, `rate` a second; a latency counts from the second at which its plan was due."""
-    source, latencies, refused = random.Random(seed), list[float](), list[grpc.StatusCode]()
-    before, started = cpu_seconds(served.pid), time.perf_counter()
+    source, latencies = random.Random(seed), Latencies()
 
-    async def arrive(plan: pb.PlanRequest, due: float) -> None:
+    async def arrive(plan: PlanQuery, due: float) -> None:
         try:
-            reply = await served.stub.Plan(plan, timeout=_CALL_SECONDS)
-            latencies.append(time.perf_counter() - due)
+            reply = await served.directory.plan(plan, _CALL_SECONDS)
+            latencies.each.append(time.perf_counter() - due)
             await asyncio.sleep(_HELD_SECONDS)
-            await served.stub.Release(pb.ReleaseRequest(lease_id=reply.lease_id), timeout=_CALL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            refused.append(error.code())
+            await served.directory.release(reply.lease_id, _CALL_SECONDS)
+        except HypicError:
+            latencies.num_refused += 1
 
-    due = started
-    async with asyncio.TaskGroup() as arrivals:
-        for plan in plans:
-            due += source.expovariate(rate)
-            await asyncio.sleep(max(due - time.perf_counter(), 0))
-            arrivals.create_task(arrive(plan, due))
-    elapsed = time.perf_counter() - started
-    service_seconds = (cpu_seconds(served.pid) - before) / len(plans)
-    return Latencies(tuple(latencies), elapsed, service_seconds, len(refused))
+    with _timed(served, latencies):
+        due = time.perf_counter()
+        async with asyncio.TaskGroup() as arrivals:
+            for plan in plans:
+                due += source.expovariate(rate)
+                await asyncio.sleep(max(due - time.perf_counter(), 0))
+                arrivals.create_task(arrive(plan, due))
+    return latencies
+
+
+@contextmanager
+def _timed(served: Served, latencies: Latencies) -> Iterator[None]:
+    """Fill in the seconds of what runs inside."""
+
+    def read() -> tuple[float, float, float, float]:
+        redis = cpu_seconds(served.redis.pid) if served.redis else 0.0
+        return time.perf_counter(), cpu_seconds(served.pid), redis, time.process_time()
+
+    before = read()
+    yield
+    spent = [late - early for early, late in zip(before, read(), strict=True)]
+    latencies.elapsed_seconds, latencies.service_seconds, latencies.redis_seconds, latencies.load_seconds = spent

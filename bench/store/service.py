@@ -7,21 +7,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
 
-import grpc
 from hypic.v1 import cache_pb2 as pb
 from hypic.v1 import cache_pb2_grpc
 
 from services.cli.ports import free_port, grpc_ready
+from services.common.rpc import create_channel
+from services.router.adapters.clients import GrpcDirectory
+from services.router.domain.plan import CacheEntry, EntryKind, Outcome
+from services.router.domain.ports import PlanAnswer, PlanQuery
+from services.router.domain.request import Namespace
 from tests.redis_server import RedisServer
 
-__all__ = ["Fill", "Served", "Shape", "cpu_seconds", "draw_plans", "fill", "serve"]
+__all__ = ["Served", "Shape", "cpu_seconds", "draw_plans", "fill", "serve"]
 
 _START_SECONDS = 30.0
 _PLANNED_AT_ONCE = 200
@@ -46,19 +50,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running service: its calls, its process, and Redis where it uses one."""
+    """A running service: a worker's calls, a router's, its process, and Redis where it uses one."""
 
     stub: "cache_pb2_grpc.CacheServiceAsyncStub"
+    directory: GrpcDirectory
     pid: int
     redis: RedisServer | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """Seconds that filling took, and what each worker holds."""
-
-    seconds: float
-    resident: dict[str, list[pb.ResidentEntry]]
 
 
 @asynccontextmanager
@@ -66,8 +63,9 @@ async def serve(directory: str) -> AsyncIterator[Served]:
     """`hypic cache` over `memory` or `redis`, with no other limit than the machine's."""
     with _start(directory) as running:
         await _await_ready(running.address)
-        async with grpc.aio.insecure_channel(running.address) as channel:
-            yield Served(cache_pb2_grpc.CacheServiceStub(channel), running.pid, running.redis)
+        async with create_channel(running.address) as channel:
+            stub = cache_pb2_grpc.CacheServiceStub(channel)
+            yield Served(stub, GrpcDirectory(channel), running.pid, running.redis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,36 +110,33 @@ async def _await_ready(address: str) -> None:
         await asyncio.sleep(0.1)
 
 
-async def fill(served: Served, shape: Shape) -> Fill:
-    """Plan and publish every entry, as a router and its workers do."""
+async def fill(served: Served, shape: Shape) -> float:
+    """Plan and publish every entry, as a router and its workers do; the seconds that it took."""
     started = time.perf_counter()
     workers = [f"worker-{number}" for number in range(shape.workers)]
     for worker in workers:
         await served.stub.Heartbeat(pb.HeartbeatRequest(worker_id=worker, address=f"{worker}:1"), timeout=_CALL_SECONDS)
-    resident: dict[str, list[pb.ResidentEntry]] = {worker: [] for worker in workers}
     for tenant in range(shape.tenants):
         documents = range(shape.entries // shape.tenants)
         for first in documents[::_PLANNED_AT_ONCE]:
             chosen = documents[first : first + _PLANNED_AT_ONCE]
-            plan = await served.stub.Plan(plan_request(tenant, map(str, chosen), shape), timeout=_CALL_SECONDS)
-            await _publish(served, shape, plan, resident)
-            await served.stub.Release(pb.ReleaseRequest(lease_id=plan.lease_id), timeout=_CALL_SECONDS)
-    return Fill(time.perf_counter() - started, resident)
+            plan = await served.directory.plan(plan_query(tenant, map(str, chosen), shape), _CALL_SECONDS)
+            await _publish(served, shape, plan, workers)
+            await served.directory.release(plan.lease_id, _CALL_SECONDS)
+    return time.perf_counter() - started
 
 
-async def _publish(
-    served: Served, shape: Shape, plan: pb.PlanResponse, resident: dict[str, list[pb.ResidentEntry]]
-) -> None:
+async def _publish(served: Served, shape: Shape, plan: PlanAnswer, workers: Sequence[str]) -> None:
     gate = asyncio.Semaphore(_PUBLISHED_AT_ONCE)
-    workers = list(resident)
 
-    async def publish(entry: pb.PlannedEntry) -> None:
-        worker = workers[entry.key[0] % len(workers)]
+    async def publish(planned: Outcome) -> None:
+        if planned.ticket is None:
+            raise RuntimeError("a document that is stored for the first time has no ticket")
         request = pb.PublishRequest(
-            key=entry.key,
-            ticket_id=entry.ticket.ticket_id,
-            fence=entry.ticket.fence,
-            worker_id=worker,
+            key=planned.key,
+            ticket_id=planned.ticket.ticket_id,
+            fence=planned.ticket.fence,
+            worker_id=workers[planned.key[0] % len(workers)],
             tier="host",
             size_bytes=shape.size_bytes,
         )
@@ -149,28 +144,24 @@ async def _publish(
             reply = await served.stub.Publish(request, timeout=_CALL_SECONDS)
         if reply.outcome != pb.PUBLISH_OUTCOME_ACCEPTED:
             raise RuntimeError(f"a publish was answered with {pb.PublishOutcome.Name(reply.outcome)}")
-        resident[worker].append(pb.ResidentEntry(key=entry.key, tier="host", receipt=reply.receipt))
 
-    await asyncio.gather(*map(publish, plan.entries))
+    await asyncio.gather(*map(publish, plan.outcomes))
 
 
-def plan_request(tenant: int, names: Iterable[str], shape: Shape) -> pb.PlanRequest:
+def plan_query(tenant: int, names: Iterable[str], shape: Shape) -> PlanQuery:
     """A plan for documents of a tenant."""
-    entries = [
-        pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=sha256(name.encode()).digest(), num_tokens=shape.tokens)
-        for name in names
-    ]
-    return pb.PlanRequest(
+    hashes = (sha256(name.encode()).digest() for name in names)
+    return PlanQuery(
         request_id="bench",
-        namespace=pb.Namespace(tenant=f"tenant-{tenant}"),
+        namespace=Namespace(f"tenant-{tenant}"),
         model="model",
         profile_digest="profile",
-        entries=entries,
-        lease_seconds=30,
+        entries=tuple(CacheEntry(EntryKind.SEGMENT, one, shape.tokens) for one in hashes),
+        lease_seconds=30.0,
     )
 
 
-def draw_plans(shape: Shape, count: int, seed: int) -> list[pb.PlanRequest]:
+def draw_plans(shape: Shape, count: int, seed: int) -> list[PlanQuery]:
     """Plans of one tenant each, every one of distinct documents, some of which nobody has asked for."""
     source = random.Random(seed)
     documents = shape.entries // shape.tenants
@@ -182,7 +173,7 @@ def draw_plans(shape: Shape, count: int, seed: int) -> list[pb.PlanRequest]:
             is_new = source.random() < shape.new_share
             known = source.choices(range(documents), cum_weights=weights)[0]
             names.add(f"new-{seed}-{number}-{len(names)}" if is_new else str(known))
-        plans.append(plan_request(source.randrange(shape.tenants), sorted(names), shape))
+        plans.append(plan_query(source.randrange(shape.tenants), sorted(names), shape))
     return plans
 
 

@@ -1,7 +1,7 @@
 """The cache service's calls: message in, domain call, message out."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from contextlib import aclosing, contextmanager
 
 import grpc
 from google.protobuf.message import Message
@@ -10,12 +10,14 @@ from hypic.v1 import cache_pb2_grpc
 from typing_extensions import override
 
 from services.cache.adapters import document_messages, messages
+from services.cache.adapters.plan_streams import PlanStreams
 from services.cache.domain.cache import SegmentCache
 from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import CacheError, InvalidOrderError
 from services.cache.domain.pins import Pins
 from services.cache.domain.values import Removal
-from services.common.telemetry import get_logger
+from services.common.errors import HypicError, InternalError
+from services.common.telemetry import get_logger, set_request_id
 
 __all__ = ["CacheServicer"]
 
@@ -31,12 +33,34 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._documents = documents
         self._pins = pins
         self._worker_ttl_seconds = worker_ttl_seconds
+        self._plans = PlanStreams(self._plan)
+
+    def drain(self) -> None:
+        """Let streams end, once what they brought is answered."""
+        self._plans.drain()
 
     @override
-    async def Plan(self, request: pb.PlanRequest, context: _Context) -> pb.PlanResponse:
-        """Lease hits, give tickets for cold parts, name the pending ones."""
-        with _wire_errors():
-            return messages.plan_message(await self._cache.plan(messages.plan_request(request)))
+    async def Plan(
+        self, request_iterator: AsyncIterable[pb.PlanRequest], context: _Context
+    ) -> AsyncGenerator[pb.PlanResponse]:
+        """Lease hits, give tickets for cold parts, name the pending ones; for every request of the stream."""
+        async with aclosing(self._plans.serve(request_iterator)) as responses:
+            async for response in responses:
+                yield response
+
+    async def _plan(self, request: pb.PlanRequest) -> pb.PlanResponse:
+        set_request_id(request.request_id)
+        try:
+            with _wire_errors():
+                reply = await self._cache.plan(messages.plan_request(request))
+            return messages.plan_message(request.call, reply)
+        except HypicError as error:
+            return messages.plan_failure(request.call, error)
+        except Exception:
+            get_logger().exception("rpc_failed")
+            return messages.plan_failure(
+                request.call, InternalError("the plan failed; the cache service's log says why")
+            )
 
     @override
     async def Renew(self, request: pb.RenewRequest, context: _Context) -> pb.RenewResponse:
@@ -47,9 +71,9 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
 
     @override
     async def Release(self, request: pb.ReleaseRequest, context: _Context) -> pb.ReleaseResponse:
-        """End a lease."""
+        """End leases."""
         with _wire_errors():
-            await self._cache.release(request.lease_id)
+            await self._cache.release(*request.lease_ids)
         return pb.ReleaseResponse()
 
     @override

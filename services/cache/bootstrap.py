@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 
 import grpc
+import uvloop
 from hypic.v1 import cache_pb2_grpc
 from prometheus_client import CollectorRegistry
 
@@ -38,6 +39,7 @@ class CacheProcess:
 
     address: str
     server: grpc.aio.Server
+    servicer: CacheServicer
     directory: Directory
     health: HealthSwitch
     watch: "asyncio.Task[None]"
@@ -48,6 +50,7 @@ class CacheProcess:
         with contextlib.suppress(asyncio.CancelledError):
             await self.watch
         await self.health.set_ready(False)
+        self.servicer.drain()
         await self.server.stop(grace_seconds)
         await self.directory.close()
 
@@ -95,7 +98,7 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
     ready = await _follow(directory, health)
     watch = asyncio.create_task(_watch(directory, health, ready))
     host = settings.listen_address.rpartition(":")[0]
-    return CacheProcess(f"{host}:{port}", server, directory, health, watch)
+    return CacheProcess(f"{host}:{port}", server, servicer, directory, health, watch)
 
 
 async def _watch(directory: Directory, health: HealthSwitch, ready: bool) -> None:
@@ -155,7 +158,8 @@ def run(settings: CacheSettings) -> None:
     """Serve in a new event loop; returns after a drained stop."""
     configure_logging("cache", settings.log_level, settings.log_format)
     try:
-        asyncio.run(serve(settings))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings))
     except JournalError as error:
         sys.stderr.write(f"hypic: HYPIC_CACHE_JOURNAL_FILE: {error}\n")
         raise SystemExit(2) from error

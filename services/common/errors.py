@@ -21,7 +21,9 @@ __all__ = [
     "NotFoundError",
     "OverloadedError",
     "UnavailableError",
+    "error_from_code",
     "error_from_status",
+    "status_code",
 ]
 
 
@@ -87,7 +89,20 @@ _BY_STATUS: dict[grpc.StatusCode, type[HypicError]] = {
 }
 
 
+_BY_CODE: dict[int, type[HypicError]] = {int(status.value[0]): kind for status, kind in _BY_STATUS.items()}
+
+
 def error_from_status(error: grpc.aio.AioRpcError) -> HypicError:
     """The error that the peer raised, from the status that came over the wire."""
     kind = _BY_STATUS.get(error.code(), InternalError)
     return kind(error.details() or error.code().name.lower())
+
+
+def status_code(error: HypicError) -> int:
+    """The number of an error's status, for messages within a stream that goes on."""
+    return int(error.status.value[0])
+
+
+def error_from_code(code: int, message: str) -> HypicError:
+    """The error that `status_code` gave the number of."""
+    return _BY_CODE.get(code, InternalError)(message)

@@ -5,7 +5,7 @@ It knows nothing of the adapters' tables, so that an error in their bookkeeping 
 
 from dataclasses import dataclass, field
 
-from services.cache.domain.directory import PinReply
+from services.cache.domain.orders import PinReply
 from services.cache.domain.values import Limits, PlanOutcome, PublishOutcome
 
 __all__ = ["DirectoryModel", "ModelRecord", "ModelTicket", "tenant_of"]

@@ -21,8 +21,9 @@ from services.cache.domain.cache import (
     SegmentCache,
 )
 from services.cache.domain.changes import ForgetfulJournal
-from services.cache.domain.directory import Directory, PlannedEntry, PlanReply, PublishOrder, RegisterReply
+from services.cache.domain.directory import Directory
 from services.cache.domain.documents import DocumentRegistry
+from services.cache.domain.orders import PlannedEntry, PlanReply, PublishOrder, RegisterReply
 from services.cache.domain.pins import Pins
 from services.cache.domain.values import DocumentRecord, EntryKind, Limits, Namespace, PlanOutcome, PublishOutcome
 from services.cache.domain.workers import WorkerRecord

@@ -46,7 +46,12 @@ class Service:
         message = pb.PlanRequest(
             namespace=pb.Namespace(tenant="acme"), model="m", profile_digest="p", entries=[entry], lease_id=lease_id
         )
-        return await self.stub.Plan(message, timeout=DEADLINE_SECONDS)
+        return await self.ask(message)
+
+    async def ask(self, message: pb.PlanRequest) -> pb.PlanResponse:
+        """The answer on a stream of its own."""
+        (response,) = [one async for one in self.stub.Plan(iter([message]), timeout=DEADLINE_SECONDS)]
+        return response
 
     async def publish(self, planned: pb.PlannedEntry, size_bytes: int = 1000) -> pb.PublishResponse:
         message = pb.PublishRequest(
@@ -116,7 +121,7 @@ async def test_a_part_from_cold_to_hit(service: Service) -> None:
     assert hit.entries[0].outcome == pb.PLAN_OUTCOME_HIT
     assert hit.entries[0].holders[0] == pb.Holder(worker_id="w1", address="10.0.0.1:7201", tier="host")
     for lease_id in (cold.lease_id, pending.lease_id, cold.lease_id):
-        await service.stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=DEADLINE_SECONDS)
+        await service.stub.Release(pb.ReleaseRequest(lease_ids=[lease_id]), timeout=DEADLINE_SECONDS)
 
 
 async def test_workers_are_listed_as_their_heartbeats_describe_them(service: Service) -> None:
@@ -200,16 +205,16 @@ async def test_what_is_pinned_makes_no_room(scope: dict[str, Any]) -> None:
         await service.beat()
         plan = await service.plan()
         await service.publish(plan.entries[0])
-        await service.stub.Release(pb.ReleaseRequest(lease_id=plan.lease_id), timeout=DEADLINE_SECONDS)
+        await service.stub.Release(pb.ReleaseRequest(lease_ids=[plan.lease_id]), timeout=DEADLINE_SECONDS)
         outcomes = []
         for settle in (service.stub.Pin, service.stub.Unpin):
             reply = await settle(pin, timeout=DEADLINE_SECONDS)
             assert (reply.num_entries, reply.limit_bytes) == (1, 1500)
             promised = 1500 if "whole_tenant" in scope else 1000
             assert reply.promised_bytes == (promised if settle is service.stub.Pin else 0)
-            planned = await service.stub.Plan(other, timeout=DEADLINE_SECONDS)
+            planned = await service.ask(other)
             outcomes.append((await service.publish(planned.entries[0])).outcome)
-            await service.stub.Release(pb.ReleaseRequest(lease_id=planned.lease_id), timeout=DEADLINE_SECONDS)
+            await service.stub.Release(pb.ReleaseRequest(lease_ids=[planned.lease_id]), timeout=DEADLINE_SECONDS)
     assert outcomes == [pb.PUBLISH_OUTCOME_OVER_BUDGET, pb.PUBLISH_OUTCOME_ACCEPTED]
 
 
@@ -242,28 +247,44 @@ async def test_a_document_is_registered_described_listed_and_replaced(service: S
     assert not (await service.stub.DescribeDocument(stranger, timeout=DEADLINE_SECONDS)).HasField("document")
 
 
-BAD: dict[str, tuple[str, Any, grpc.StatusCode, str]] = {
-    "kind": (
-        "Plan",
-        pb.PlanRequest(model="m", profile_digest="p", entries=[pb.PlanEntry(content_hash=b"c" * 32, num_tokens=1)]),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "entries[0].kind",
-    ),
+SEGMENT = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=1)
+HALF_NAMED = pb.PlanEntry(
+    kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=1, documents=[DOCUMENT, pb.DocumentRef(id="e")]
+)
+BAD_PLANS: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
+    "kind": ({"entries": [pb.PlanEntry(content_hash=b"c" * 32)]}, grpc.StatusCode.INVALID_ARGUMENT, "entries[0].kind"),
     "hash": (
-        "Plan",
-        pb.PlanRequest(
-            model="m", profile_digest="p", entries=[pb.PlanEntry(kind=pb.ENTRY_KIND_PREFIX, content_hash=b"c")]
-        ),
+        {"entries": [SEGMENT, pb.PlanEntry(kind=pb.ENTRY_KIND_PREFIX, content_hash=b"c")]},
         grpc.StatusCode.INVALID_ARGUMENT,
-        "entries[0].content_hash",
+        "entries[1].content_hash",
     ),
-    "model": ("Plan", pb.PlanRequest(profile_digest="p"), grpc.StatusCode.INVALID_ARGUMENT, "model"),
-    "duration": (
-        "Plan",
-        pb.PlanRequest(model="m", profile_digest="p", lease_seconds=-1),
+    "model": ({"model": ""}, grpc.StatusCode.INVALID_ARGUMENT, "model"),
+    "duration": ({"lease_seconds": -1}, grpc.StatusCode.INVALID_ARGUMENT, "lease_seconds"),
+    "lease": ({"lease_id": "none"}, grpc.StatusCode.NOT_FOUND, "none"),
+    "document's digest": (
+        {"entries": [HALF_NAMED]},
         grpc.StatusCode.INVALID_ARGUMENT,
-        "lease_seconds",
+        "entries[0].documents[1].digest",
     ),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD_PLANS))
+async def test_a_bad_plan_names_the_field_and_leaves_its_stream_to_others(service: Service, case: str) -> None:
+    fields, code, name = BAD_PLANS[case]
+    good: dict[str, Any] = {"model": "m", "profile_digest": "p", "entries": [SEGMENT]}
+    plans = [pb.PlanRequest(**good, call=7), pb.PlanRequest(**(good | fields), call=8), pb.PlanRequest(**good, call=9)]
+    answers = {one.call: one async for one in service.stub.Plan(iter(plans), timeout=DEADLINE_SECONDS)}
+    assert set(answers) == {7, 8, 9}
+    assert answers[8].failure.status == code.value[0]
+    assert name in answers[8].failure.message
+    assert not answers[8].lease_id
+    outcomes = {answers[call].entries[0].outcome for call in (7, 9)}
+    assert outcomes == {pb.PLAN_OUTCOME_COLD, pb.PLAN_OUTCOME_PENDING}
+    assert not answers[7].HasField("failure")
+
+
+BAD: dict[str, tuple[str, Any, grpc.StatusCode, str]] = {
     "lease": ("Renew", pb.RenewRequest(lease_id="none"), grpc.StatusCode.NOT_FOUND, "none"),
     "size": (
         "Publish",
@@ -284,23 +305,6 @@ BAD: dict[str, tuple[str, Any, grpc.StatusCode, str]] = {
         pb.InvalidateRequest(whole_tenant=False),
         grpc.StatusCode.INVALID_ARGUMENT,
         "scope",
-    ),
-    "document's digest": (
-        "Plan",
-        pb.PlanRequest(
-            model="m",
-            profile_digest="p",
-            entries=[
-                pb.PlanEntry(
-                    kind=pb.ENTRY_KIND_SEGMENT,
-                    content_hash=b"c" * 32,
-                    num_tokens=1,
-                    documents=[DOCUMENT, pb.DocumentRef(id="e")],
-                )
-            ],
-        ),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "entries[0].documents[1].digest",
     ),
     "registration": (
         "RegisterDocument",
@@ -347,6 +351,21 @@ async def test_metrics_count_what_happened(service: Service) -> None:
     assert sample("hypic_cache_plan_seconds_count") == 2
 
 
+async def test_a_stream_of_plans_ends_with_the_service_and_not_with_its_grace() -> None:
+    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET)
+    process = await start(settings, CollectorRegistry())
+    async with create_channel(process.address) as channel:
+        call = cache_pb2_grpc.CacheServiceStub(channel).Plan()
+        await call.write(pb.PlanRequest(model="m", profile_digest="p", entries=[SEGMENT]))
+        answer = await call.read()
+        assert isinstance(answer, pb.PlanResponse)
+        assert answer.entries[0].outcome == pb.PLAN_OUTCOME_COLD
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await process.stop(grace_seconds=10 * DEADLINE_SECONDS)
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+
+
 async def test_readiness_follows_redis(own_server: RedisServer) -> None:
     settings = CacheSettings.from_environment(
         listen_address="127.0.0.1:0", directory="redis", redis_url=own_server.url, secret=SECRET
@@ -356,9 +375,7 @@ async def test_readiness_follows_redis(own_server: RedisServer) -> None:
         own_server.stop()
         await reaches(service, NOT_SERVING)
         assert await service.status(LIVENESS) == SERVING
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await service.plan()
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert (await service.plan()).failure.status == grpc.StatusCode.UNAVAILABLE.value[0]
         own_server.start()
         await reaches(service, SERVING)
         assert (await service.plan()).entries[0].outcome == pb.PLAN_OUTCOME_COLD

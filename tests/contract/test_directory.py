@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.cache.domain.directory import PublishOrder
 from services.cache.domain.errors import InvalidOrderError, UnknownLeaseError, UnknownWorkerError
+from services.cache.domain.orders import PublishOrder
 from services.cache.domain.values import Holder, PlanOutcome, PublishOutcome
 from tests.contract.directory_rig import Rig, gather_plans
 

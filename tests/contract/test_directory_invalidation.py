@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.cache.domain.directory import PlanOrder, Wanted
 from services.cache.domain.errors import StaleEpochsError
+from services.cache.domain.orders import PlanOrder, Wanted
 from services.cache.domain.values import EntryKind, PlanOutcome, PublishOutcome
 from tests.contract.directory_rig import Rig
 

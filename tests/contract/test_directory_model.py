@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from services.cache.domain.cache import ResidentCopy
-from services.cache.domain.directory import PinReply, PlannedEntry
 from services.cache.domain.errors import PinLimitError, UnknownLeaseError, UnknownWorkerError
+from services.cache.domain.orders import PinReply, PlannedEntry
 from services.cache.domain.values import Limits, PlanOutcome, RegisterOutcome
 from services.cache.domain.workers import WorkerRecord
 from tests.contract.directory_model import DirectoryModel, ModelRecord, ModelTicket, tenant_of

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.cache.domain.directory import PinReply
 from services.cache.domain.errors import PinLimitError
+from services.cache.domain.orders import PinReply
 from services.cache.domain.values import EntryKind, Limits, PlanOutcome, PublishOutcome
 from tests.contract.directory_rig import LIMITS, Rig, create_rig
 from tests.redis_server import RedisServer

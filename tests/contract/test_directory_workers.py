@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.cache.domain.directory import Claim
+from services.cache.domain.orders import Claim
 from services.cache.domain.receipts import ReceiptSigner
 from services.cache.domain.values import PlanOutcome, PublishOutcome
 from services.cache.domain.workers import WorkerRecord

@@ -22,8 +22,8 @@ from services.cache.adapters.memory_changes import apply, everything
 from services.cache.adapters.memory_snapshot import read_snapshot
 from services.cache.adapters.memory_state import Tables
 from services.cache.domain.changes import Change, Floor, Invalidated, Linked, Pinned, Registered, Unpinned
-from services.cache.domain.directory import RegisterOrder
 from services.cache.domain.errors import DirectoryUnavailableError, JournalError
+from services.cache.domain.orders import RegisterOrder
 from services.cache.domain.values import DocumentRecord, PlanOutcome, RegisterOutcome
 from tests.contract.directory_rig import LIMITS, SECRET, Rig, digest, journaled_rig
 

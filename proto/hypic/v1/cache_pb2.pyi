@@ -242,6 +242,7 @@ class PlanRequest(_message.Message):
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     ADMIT_ALL_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     profile_digest: _builtins.str
@@ -251,6 +252,8 @@ class PlanRequest(_message.Message):
     """Set to add entries to a lease of an earlier plan (a request that asks again for its pending parts)."""
     admit_all: _builtins.bool
     """Give a ticket for every absent entry, however seldom it was seen."""
+    call: _builtins.int
+    """Chosen by the caller, another for each plan of a stream that waits for its answer."""
     @_builtins.property
     def namespace(self) -> Global___Namespace: ...
     @_builtins.property
@@ -266,10 +269,11 @@ class PlanRequest(_message.Message):
         lease_seconds: _builtins.float = ...,
         lease_id: _builtins.str = ...,
         admit_all: _builtins.bool = ...,
+        call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_all", b"admit_all", "entries", b"entries", "lease_id", b"lease_id", "lease_seconds", b"lease_seconds", "model", b"model", "namespace", b"namespace", "profile_digest", b"profile_digest", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_all", b"admit_all", "call", b"call", "entries", b"entries", "lease_id", b"lease_id", "lease_seconds", b"lease_seconds", "model", b"model", "namespace", b"namespace", "profile_digest", b"profile_digest", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,25 +369,60 @@ class PlannedEntry(_message.Message):
 Global___PlannedEntry: _TypeAlias = PlannedEntry  # noqa: Y015
 
 @_typing.final
+class PlanFailure(_message.Message):
+    """Why one plan of a stream was not made; the stream goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    status: _builtins.int
+    """The gRPC status code that a call of its own would have ended with."""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        status: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanFailure: _TypeAlias = PlanFailure  # noqa: Y015
+
+@_typing.final
 class PlanResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
+    call: _builtins.int
+    """That of the request."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedEntry]:
         """In the order of PlanRequest.entries. Equal entries within one request share key and ticket."""
+
+    @_builtins.property
+    def failure(self) -> Global___PlanFailure:
+        """Set where no plan was made; nothing else is then."""
 
     def __init__(
         self,
         *,
         lease_id: _builtins.str = ...,
         entries: _abc.Iterable[Global___PlannedEntry] | None = ...,
+        call: _builtins.int = ...,
+        failure: Global___PlanFailure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "entries", b"entries", "failure", b"failure", "lease_id", b"lease_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,16 +469,19 @@ Global___RenewResponse: _TypeAlias = RenewResponse  # noqa: Y015
 class ReleaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    LEASE_ID_FIELD_NUMBER: _builtins.int
-    lease_id: _builtins.str
+    LEASE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A router collects those that end within a moment. Unknown ones are no error."""
+
     def __init__(
         self,
         *,
-        lease_id: _builtins.str = ...,
+        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

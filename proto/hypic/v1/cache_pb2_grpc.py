@@ -34,7 +34,7 @@ class CacheServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Plan = channel.unary_unary(
+        self.Plan = channel.stream_stream(
                 '/hypic.v1.CacheService/Plan',
                 request_serializer=hypic_dot_v1_dot_cache__pb2.PlanRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_cache__pb2.PlanResponse.FromString,
@@ -104,9 +104,10 @@ class CacheServiceStub:
 class CacheServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Plan(self, request, context):
-        """One call a request: every reusable part at once. Creates a lease over all hits and a ticket for each
-        part that this request is to compute.
+    def Plan(self, request_iterator, context):
+        """One message a request: every reusable part at once. Creates a lease over all hits and a ticket for each
+        part that this request is to compute. A router keeps one stream for all its requests, which costs both sides
+        far less than a call each; answers come as plans are made, in any order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,7 +121,7 @@ class CacheServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Ends a lease and gives up its unpublished tickets, so that another request may take them.
+        """Ends leases and gives up their unpublished tickets, so that other requests may take them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,7 +200,7 @@ class CacheServiceServicer:
 
 def add_CacheServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Plan': grpc.unary_unary_rpc_method_handler(
+            'Plan': grpc.stream_stream_rpc_method_handler(
                     servicer.Plan,
                     request_deserializer=hypic_dot_v1_dot_cache__pb2.PlanRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_cache__pb2.PlanResponse.SerializeToString,
@@ -276,7 +277,7 @@ class CacheService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Plan(request,
+    def Plan(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -286,8 +287,8 @@ class CacheService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/hypic.v1.CacheService/Plan',
             hypic_dot_v1_dot_cache__pb2.PlanRequest.SerializeToString,

@@ -33,14 +33,15 @@ class CacheServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CacheServiceAsyncStub: ...
-    Plan: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PlanRequest, _cache_pb2.PlanResponse]
-    """One call a request: every reusable part at once. Creates a lease over all hits and a ticket for each
-    part that this request is to compute.
+    Plan: _grpc.StreamStreamMultiCallable[_cache_pb2.PlanRequest, _cache_pb2.PlanResponse]
+    """One message a request: every reusable part at once. Creates a lease over all hits and a ticket for each
+    part that this request is to compute. A router keeps one stream for all its requests, which costs both sides
+    far less than a call each; answers come as plans are made, in any order.
     """
     Renew: _grpc.UnaryUnaryMultiCallable[_cache_pb2.RenewRequest, _cache_pb2.RenewResponse]
     """Extends a lease, and with it the tickets that the same plan created."""
     Release: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ReleaseRequest, _cache_pb2.ReleaseResponse]
-    """Ends a lease and gives up its unpublished tickets, so that another request may take them."""
+    """Ends leases and gives up their unpublished tickets, so that other requests may take them."""
     Publish: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PublishRequest, _cache_pb2.PublishResponse]
     """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused."""
     PublishCopy: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PublishCopyRequest, _cache_pb2.PublishResponse]
@@ -65,14 +66,15 @@ class CacheServiceStub:
 @_typing.type_check_only
 class CacheServiceAsyncStub(CacheServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Plan: _aio.UnaryUnaryMultiCallable[_cache_pb2.PlanRequest, _cache_pb2.PlanResponse]  # type: ignore[assignment]
-    """One call a request: every reusable part at once. Creates a lease over all hits and a ticket for each
-    part that this request is to compute.
+    Plan: _aio.StreamStreamMultiCallable[_cache_pb2.PlanRequest, _cache_pb2.PlanResponse]  # type: ignore[assignment]
+    """One message a request: every reusable part at once. Creates a lease over all hits and a ticket for each
+    part that this request is to compute. A router keeps one stream for all its requests, which costs both sides
+    far less than a call each; answers come as plans are made, in any order.
     """
     Renew: _aio.UnaryUnaryMultiCallable[_cache_pb2.RenewRequest, _cache_pb2.RenewResponse]  # type: ignore[assignment]
     """Extends a lease, and with it the tickets that the same plan created."""
     Release: _aio.UnaryUnaryMultiCallable[_cache_pb2.ReleaseRequest, _cache_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Ends a lease and gives up its unpublished tickets, so that another request may take them."""
+    """Ends leases and gives up their unpublished tickets, so that other requests may take them."""
     Publish: _aio.UnaryUnaryMultiCallable[_cache_pb2.PublishRequest, _cache_pb2.PublishResponse]  # type: ignore[assignment]
     """Makes a written state visible. Guarded by the ticket's fence: a late owner is refused."""
     PublishCopy: _aio.UnaryUnaryMultiCallable[_cache_pb2.PublishCopyRequest, _cache_pb2.PublishResponse]  # type: ignore[assignment]
@@ -98,11 +100,12 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Plan(
         self,
-        request: _cache_pb2.PlanRequest,
+        request_iterator: _MaybeAsyncIterator[_cache_pb2.PlanRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_cache_pb2.PlanResponse, _abc.Awaitable[_cache_pb2.PlanResponse]]:
-        """One call a request: every reusable part at once. Creates a lease over all hits and a ticket for each
-        part that this request is to compute.
+    ) -> _typing.Union[_abc.Iterator[_cache_pb2.PlanResponse], _abc.AsyncIterator[_cache_pb2.PlanResponse]]:
+        """One message a request: every reusable part at once. Creates a lease over all hits and a ticket for each
+        part that this request is to compute. A router keeps one stream for all its requests, which costs both sides
+        far less than a call each; answers come as plans are made, in any order.
         """
 
     @_abc_1.abstractmethod
@@ -119,7 +122,7 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _cache_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.ReleaseResponse, _abc.Awaitable[_cache_pb2.ReleaseResponse]]:
-        """Ends a lease and gives up its unpublished tickets, so that another request may take them."""
+        """Ends leases and gives up their unpublished tickets, so that other requests may take them."""
 
     @_abc_1.abstractmethod
     def Publish(

@@ -6,8 +6,8 @@ from itertools import groupby
 from hypic.v1 import cache_pb2 as pb
 
 from services.cache.adapters.messages import ENTRY_KINDS, holder_message
-from services.cache.domain.directory import PinReply, RegisterReply
 from services.cache.domain.documents import DocumentDescription, DocumentPage, key_digest
+from services.cache.domain.orders import PinReply, RegisterReply
 from services.cache.domain.values import DocumentRecord, RegisterOutcome, Removal, RemovedCopy, StoredState
 
 __all__ = [

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.cache.domain.changes import Change, Floor, Invalidated, Linked, Pinned, Registered, Unpinned
-from services.cache.domain.directory import RegisterOrder
+from services.cache.domain.orders import RegisterOrder
 from services.cache.domain.values import DocumentRecord
 
 __all__ = ["change_of", "fields_of"]

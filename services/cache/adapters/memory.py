@@ -13,11 +13,11 @@ from typing_extensions import override
 
 from services.cache.adapters.memory_changes import apply, everything
 from services.cache.adapters.memory_pins import promised_bytes
+from services.cache.adapters.memory_plan import holders_of, plan
 from services.cache.adapters.memory_publish import publish
 from services.cache.adapters.memory_restore import restore
 from services.cache.adapters.memory_snapshot import read_snapshot
-from services.cache.adapters.memory_state import Entry, Lease, OwnedTicket, Tables, Worker
-from services.cache.domain.admission import is_admitted
+from services.cache.adapters.memory_state import Tables, Worker
 from services.cache.domain.changes import (
     Change,
     ForgetfulJournal,
@@ -27,30 +27,25 @@ from services.cache.domain.changes import (
     Registered,
     Unpinned,
 )
-from services.cache.domain.directory import (
+from services.cache.domain.directory import Directory
+from services.cache.domain.errors import PinLimitError, UnknownLeaseError
+from services.cache.domain.integrity import require_integrity
+from services.cache.domain.orders import (
     Claim,
     Copy,
-    Directory,
     HeartbeatReply,
     PinReply,
-    PlannedEntry,
     PlanOrder,
     PlanReply,
     PublishOrder,
     PublishReply,
     RegisterOrder,
     RegisterReply,
-    Ticket,
     Usage,
-    Wanted,
 )
-from services.cache.domain.errors import PinLimitError, StaleEpochsError, UnknownLeaseError
-from services.cache.domain.integrity import require_integrity
 from services.cache.domain.values import (
     DocumentRecord,
-    Holder,
     Limits,
-    PlanOutcome,
     RegisterOutcome,
     Removal,
     StoredState,
@@ -81,79 +76,10 @@ class MemoryDirectory(Directory):
     @override
     async def plan(self, order: PlanOrder) -> PlanReply:
         tables = self._swept()
-        current = {scope: tables.past.epoch_of(scope) for scope in order.epochs}
-        if current != order.epochs:
-            raise StaleEpochsError(current)
-        if order.extends and order.lease_id not in tables.leases:
-            raise UnknownLeaseError(order.lease_id)
-        lease = tables.leases.setdefault(order.lease_id, Lease(0.0))
-        lease.expires_at = max(lease.expires_at, tables.expires_in(order.lease_seconds))
-        if order.budget_bytes:
-            tables.room.budgets[order.tenant] = order.budget_bytes
-        tables.room.see_tenant(order.tenant, tables.now)
-        sighted: dict[bytes, int] = {}
-        entries = tuple([self._plan_one(order, wanted, sighted) for wanted in order.wanted])
+        entries = plan(tables, order)
         if tables.changes:
             await self._keep()
         return PlanReply(order.lease_id, entries)
-
-    def _plan_one(self, order: PlanOrder, wanted: Wanted, sighted: dict[bytes, int]) -> PlannedEntry:
-        """`sighted`: sightings of the absent keys that this order has counted."""
-        tables, key = self._tables, wanted.key
-        if wanted.documents and any(map(tables.documents.is_superseded, wanted.documents)):
-            return PlannedEntry(PlanOutcome.SUPERSEDED, key)
-        is_resident = key in tables.entries
-        if not is_resident and wanted.public_key in tables.entries:
-            return self._hit(order, wanted.public_key)
-        if not is_resident and key not in tables.ticket_of:
-            if not self._admits(order, wanted, sighted):
-                return PlannedEntry(PlanOutcome.LIVE, key)
-            self._give_ticket(order, wanted)
-            for scope in (order.tenant, order.model):
-                tables.link(key, scope)
-        for document in wanted.documents:
-            for scope in (document.scope, *tables.documents.tags(document.scope)):
-                tables.link(key, scope)
-        return self._hit(order, key) if is_resident else self._ticketed(order, key)
-
-    def _admits(self, order: PlanOrder, wanted: Wanted, sighted: dict[bytes, int]) -> bool:
-        if order.admit_all or self._limits.min_uses <= 1:
-            return True
-        if wanted.key not in sighted:
-            sighted[wanted.key] = self._tables.room.sight(wanted.key)
-        return is_admitted(wanted.kind, sighted[wanted.key], self._limits.min_uses)
-
-    def _hit(self, order: PlanOrder, key: bytes) -> PlannedEntry:
-        entry = self._tables.entries[key]
-        if order.lease_id not in entry.leases:
-            self._tables.count_use(entry)
-            self._tables.lease_entry(order.lease_id, key)
-        return PlannedEntry(PlanOutcome.HIT, key, self._holders(entry))
-
-    def _ticketed(self, order: PlanOrder, key: bytes) -> PlannedEntry:
-        tables = self._tables
-        ticket_id = tables.ticket_of[key]
-        ticket = tables.tickets[ticket_id]
-        remaining = ticket.expires_at - tables.now
-        if ticket.lease_id == order.lease_id:
-            return PlannedEntry(PlanOutcome.COLD, key, ticket=Ticket(ticket_id, ticket.fence, remaining))
-        return PlannedEntry(PlanOutcome.PENDING, key, owner_expires_in_seconds=remaining)
-
-    def _give_ticket(self, order: PlanOrder, wanted: Wanted) -> None:
-        tables = self._tables
-        fence = tables.next_sequence()
-        lease = tables.leases[order.lease_id]
-        expires_at = max(lease.expires_at, tables.expires_in(self._limits.ticket_seconds))
-        ticket_id = f"{order.nonce}-{fence}"
-        tables.tickets[ticket_id] = OwnedTicket(
-            wanted.key, wanted.kind, wanted.num_tokens, fence, order.lease_id, expires_at
-        )
-        tables.ticket_of[wanted.key] = ticket_id
-        lease.ticket_ids.add(ticket_id)
-
-    def _holders(self, entry: Entry) -> tuple[Holder, ...]:
-        workers = self._tables.workers
-        return tuple([Holder(name, workers[name].record.address, tier) for name, tier in sorted(entry.tiers.items())])
 
     @override
     async def renew(self, lease_id: str, lease_seconds: float) -> None:
@@ -242,7 +168,7 @@ class MemoryDirectory(Directory):
         keys = sorted(key for key in tables.keys_of_scope.get(scope, ()) if key in tables.entries)
         found = ((key, tables.entries[key]) for key in keys)
         return tuple(
-            StoredState(key, entry.kind, entry.num_tokens, entry.size_bytes, self._holders(entry))
+            StoredState(key, entry.kind, entry.num_tokens, entry.size_bytes, holders_of(tables, entry))
             for key, entry in found
         )
 

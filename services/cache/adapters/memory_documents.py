@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.cache.domain.directory import DocumentRef, RegisterOrder
 from services.cache.domain.integrity import RecordState
+from services.cache.domain.orders import DocumentRef, RegisterOrder
 from services.cache.domain.values import DocumentRecord
 
 __all__ = ["DocumentTable"]

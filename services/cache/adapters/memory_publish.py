@@ -1,8 +1,8 @@
 """How the in-memory directory turns a ticket into an entry; `lua/publish.lua` does the same in Redis."""
 
 from services.cache.adapters.memory_state import Entry, Tables
-from services.cache.domain.directory import PublishOrder, PublishReply
 from services.cache.domain.errors import UnknownWorkerError
+from services.cache.domain.orders import PublishOrder, PublishReply
 from services.cache.domain.values import EntryRecord, PublishOutcome, Scopes
 
 __all__ = ["publish"]

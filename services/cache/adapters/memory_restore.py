@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from services.cache.adapters.memory_state import Entry, Tables
 from services.cache.domain.changes import Invalidated
-from services.cache.domain.directory import Claim
+from services.cache.domain.orders import Claim
 from services.cache.domain.values import EntryRecord
 
 __all__ = ["restore"]

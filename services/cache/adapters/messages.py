@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from hypic.v1 import cache_pb2 as pb
 
 from services.cache.domain.cache import CopyOrder, NamedDocument, PartEntry, PlanRequest, PublishResult, ResidentCopy
-from services.cache.domain.directory import PlannedEntry, PlanReply, PublishOrder
 from services.cache.domain.errors import (
     CacheError,
     DirectoryUnavailableError,
@@ -16,6 +15,7 @@ from services.cache.domain.errors import (
     UnknownLeaseError,
     UnknownWorkerError,
 )
+from services.cache.domain.orders import PlannedEntry, PlanReply, PublishOrder
 from services.cache.domain.values import EntryKind, Holder, Namespace, PlanOutcome, PublishOutcome
 from services.cache.domain.workers import WorkerRecord
 from services.common.errors import (
@@ -26,12 +26,14 @@ from services.common.errors import (
     NotFoundError,
     OverloadedError,
     UnavailableError,
+    status_code,
 )
 
 __all__ = [
     "ENTRY_KINDS",
     "copy_order",
     "holder_message",
+    "plan_failure",
     "plan_message",
     "plan_request",
     "publish_message",
@@ -82,7 +84,7 @@ def plan_request(message: pb.PlanRequest) -> PlanRequest:
         namespace=Namespace(message.namespace.tenant, message.namespace.salt, message.namespace.budget_bytes),
         model=message.model,
         profile_digest=message.profile_digest,
-        entries=tuple(_part_entry(index, entry) for index, entry in enumerate(message.entries)),
+        entries=tuple([_part_entry(index, entry) for index, entry in enumerate(message.entries)]),
         lease_seconds=message.lease_seconds,
         lease_id=message.lease_id,
         admit_all=message.admit_all,
@@ -93,13 +95,19 @@ def _part_entry(index: int, message: pb.PlanEntry) -> PartEntry:
     kind = _KINDS.get(message.kind)
     if kind is None:
         raise InvalidOrderError(f"entries[{index}].kind: must be segment or prefix")
-    documents = tuple(NamedDocument(each.id, each.digest) for each in message.documents)
+    documents = tuple([NamedDocument(each.id, each.digest) for each in message.documents])
     return PartEntry(kind, message.content_hash, message.num_tokens, documents)
 
 
-def plan_message(reply: PlanReply) -> pb.PlanResponse:
-    """The response to `Plan`."""
-    return pb.PlanResponse(lease_id=reply.lease_id, entries=[_planned_message(entry) for entry in reply.entries])
+def plan_message(call: int, reply: PlanReply) -> pb.PlanResponse:
+    """The response to one plan of a stream."""
+    entries = [_planned_message(entry) for entry in reply.entries]
+    return pb.PlanResponse(lease_id=reply.lease_id, entries=entries, call=call)
+
+
+def plan_failure(call: int, error: HypicError) -> pb.PlanResponse:
+    """The response to one plan of a stream that was not made."""
+    return pb.PlanResponse(call=call, failure=pb.PlanFailure(status=status_code(error), message=str(error)))
 
 
 def _planned_message(entry: PlannedEntry) -> pb.PlannedEntry:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from typing_extensions import override
 
-from services.cache.domain.directory import (
+from services.cache.domain.directory import Directory
+from services.cache.domain.orders import (
     Claim,
     Copy,
-    Directory,
     HeartbeatReply,
     PinReply,
     PlanOrder,

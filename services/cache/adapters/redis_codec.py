@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from services.cache.domain.admission import MAX_SIGHTINGS
 from services.cache.domain.descriptions import described, record_of
-from services.cache.domain.directory import Claim, PlannedEntry, PlanOrder, RegisterOrder, Ticket, Wanted
+from services.cache.domain.orders import Claim, PlannedEntry, PlanOrder, RegisterOrder, Ticket, Wanted
 from services.cache.domain.values import (
     KEY_BYTES,
     DocumentRecord,

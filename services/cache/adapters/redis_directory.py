@@ -23,10 +23,18 @@ from typing_extensions import override
 
 from services.cache.adapters import redis_codec as codec
 from services.cache.adapters.redis_snapshot import read_snapshot
-from services.cache.domain.directory import (
+from services.cache.domain.directory import Directory
+from services.cache.domain.errors import (
+    DirectoryUnavailableError,
+    PinLimitError,
+    StaleEpochsError,
+    UnknownLeaseError,
+    UnknownWorkerError,
+)
+from services.cache.domain.integrity import require_integrity
+from services.cache.domain.orders import (
     Claim,
     Copy,
-    Directory,
     HeartbeatReply,
     PinReply,
     PlanOrder,
@@ -37,14 +45,6 @@ from services.cache.domain.directory import (
     RegisterReply,
     Usage,
 )
-from services.cache.domain.errors import (
-    DirectoryUnavailableError,
-    PinLimitError,
-    StaleEpochsError,
-    UnknownLeaseError,
-    UnknownWorkerError,
-)
-from services.cache.domain.integrity import require_integrity
 from services.cache.domain.values import (
     DocumentRecord,
     Limits,

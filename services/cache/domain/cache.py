@@ -7,18 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.cache.domain.directory import (
-    Claim,
-    Copy,
-    Directory,
-    DocumentRef,
-    PlanOrder,
-    PlanReply,
-    PublishOrder,
-    Wanted,
-)
+from services.cache.domain.directory import Directory
 from services.cache.domain.errors import InvalidOrderError, StaleEpochsError
 from services.cache.domain.keys import DocumentScopes, EntryKeys, KeyDeriver, KeyOwner
+from services.cache.domain.orders import Claim, Copy, DocumentRef, PlanOrder, PlanReply, PublishOrder, Wanted
 from services.cache.domain.receipts import ReceiptSigner
 from services.cache.domain.values import (
     DIGEST_BYTES,

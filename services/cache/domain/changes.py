@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from services.cache.domain.directory import RegisterOrder
+from services.cache.domain.orders import RegisterOrder
 
 __all__ = [
     "Change",

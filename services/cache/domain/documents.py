@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from services.cache.domain.directory import Directory, RegisterOrder, RegisterReply
+from services.cache.domain.directory import Directory
 from services.cache.domain.errors import InvalidOrderError
 from services.cache.domain.keys import KeyDeriver
+from services.cache.domain.orders import RegisterOrder, RegisterReply
 from services.cache.domain.values import DIGEST_BYTES, DocumentRecord, StoredState
 
 __all__ = ["DocumentDescription", "DocumentPage", "DocumentRegistry", "key_digest"]

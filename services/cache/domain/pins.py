@@ -1,8 +1,9 @@
 """Pins: which segment states are never evicted, and how much of the budget they may take."""
 
-from services.cache.domain.directory import Directory, PinReply
+from services.cache.domain.directory import Directory
 from services.cache.domain.errors import InvalidOrderError
 from services.cache.domain.keys import KeyDeriver
+from services.cache.domain.orders import PinReply
 
 __all__ = ["Pins"]
 

@@ -13,6 +13,8 @@ from services.common.errors import InternalError, UnavailableError, error_from_s
 from services.common.rpc import request_metadata
 from services.common.telemetry import new_request_id
 from services.router.adapters import messages
+from services.router.adapters.plan_stream import PlanStream
+from services.router.adapters.releases import GatheredReleases
 from services.router.domain.ports import (
     CaptureBatch,
     CaptureResult,
@@ -33,15 +35,12 @@ class GrpcDirectory:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = cache_pb2_grpc.CacheServiceStub(channel)
+        self._plans = PlanStream(self._stub)
+        self._releases = GatheredReleases(self._stub)
 
     async def plan(self, query: PlanQuery, timeout_seconds: float) -> PlanAnswer:
         """See `Directory`."""
-        try:
-            response = await self._stub.Plan(
-                messages.plan_request(query), timeout=timeout_seconds, metadata=request_metadata()
-            )
-        except grpc.aio.AioRpcError as error:
-            raise error_from_status(error) from error
+        response = await self._plans.plan(messages.plan_request(query), timeout_seconds)
         try:
             return messages.plan_answer(query, response)
         except (KeyError, ValueError) as error:
@@ -57,11 +56,7 @@ class GrpcDirectory:
 
     async def release(self, lease_id: str, timeout_seconds: float) -> None:
         """See `Directory`."""
-        request = cache_pb2.ReleaseRequest(lease_id=lease_id)
-        try:
-            await self._stub.Release(request, timeout=timeout_seconds, metadata=request_metadata())
-        except grpc.aio.AioRpcError as error:
-            raise error_from_status(error) from error
+        await self._releases.release(lease_id, timeout_seconds)
 
 
 class Description:

@@ -26,8 +26,7 @@
 --   records:S                  document scopes of a tenant or tag
 --   ids:T, document_of:T       a tenant's document ids in order, and their scopes
 --
--- A plan names many keys. What it reads and writes of all of them takes one call for each of these hashes, and one look-up
--- for each key: Redis spends its time on calls, on look-ups and on values that are made in Lua, about alike.
+-- A plan names many keys: what it reads and writes of all of them lies in few hashes, and goes in a call for each.
 local base = KEYS[1]
 local order = cjson.decode(ARGV[1])
 local call = redis.call
@@ -91,7 +90,7 @@ local function tell(command, name, values)
   end
 end
 
--- One command for each table whose name starts so: name -> values.
+-- The same for each of several tables whose names start alike: rest of the name -> values.
 local function tell_each(command, start, values_of)
   for name, values in pairs(values_of) do
     tell(command, start .. name, values)
@@ -114,7 +113,7 @@ local function list_of(lists, name)
   return lists[name]
 end
 
--- Of an answer of HGETALL: field -> value.
+-- What HGETALL answers: field -> value.
 local function pairs_of(answer)
   local found = {}
   for i = 1, #answer, 2 do
