@@ -13,6 +13,7 @@ from bench.cluster.costs_file import write_costs
 from bench.cluster.fetches import measure_fetches
 from bench.cluster.h200 import derive_costs, foretold
 from bench.cluster.policy import measure_policy
+from bench.cluster.real import measure_real
 from bench.cluster.simulated import H200, measure_fairness, measure_simulated
 from bench.cluster.worker_costs import Sizes, measure_costs
 from bench.results import Row, cpu_device, merge_results, read_results
@@ -21,6 +22,7 @@ from services.simulator.costs import SHIPPED, read_costs
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _RESULTS = _ROOT / "bench" / "results"
 _DEMO = SHIPPED / "cpu-demo.toml"
+_DEMO_CHECKPOINT = _ROOT / "models" / "demo"
 
 
 def measure_foretold() -> Iterator[Row]:
@@ -34,6 +36,7 @@ _SUBJECTS: dict[str, Callable[[], Iterable[Row]]] = {
     "simulated": measure_simulated,
     "fairness": measure_fairness,
     "costs": measure_foretold,
+    "real": lambda: measure_real(_DEMO_CHECKPOINT, read_costs(_DEMO)),
 }
 
 
@@ -44,9 +47,7 @@ def main() -> None:
         "subjects", nargs="*", default=[], help=f"of {', '.join(_SUBJECTS)} (all without any); h200; demo"
     )
     parser.add_argument("--out", type=Path, default=_RESULTS / "cluster.json")
-    parser.add_argument(
-        "--checkpoint", type=Path, default=_ROOT / "models" / "demo", help="whose costs `demo` measures"
-    )
+    parser.add_argument("--checkpoint", type=Path, default=_DEMO_CHECKPOINT, help="whose costs `demo` measures")
     parser.add_argument("--costs", type=Path, default=_DEMO, help="the file that `demo` writes")
     arguments = parser.parse_args()
     if unknown := set(arguments.subjects) - {*_SUBJECTS, "h200", "demo"}:

@@ -142,6 +142,7 @@ class WorkerInfo(_message.Message):
     STATE_BYTES_FIELD_NUMBER: _builtins.int
     STATE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     MOVES_STATES_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     model_name: _builtins.str
     """The name that clients send as `model`."""
@@ -161,6 +162,8 @@ class WorkerInfo(_message.Message):
     state_token_bytes: _builtins.int
     moves_states: _builtins.bool
     """Its states go to other workers, and it takes theirs. Not so where ranks hold shares of them."""
+    num_layers: _builtins.int
+    """In so many pieces a state travels while it is computed."""
     @_builtins.property
     def profile(self) -> Global___Profile: ...
     @_builtins.property
@@ -185,10 +188,11 @@ class WorkerInfo(_message.Message):
         state_bytes: _builtins.int = ...,
         state_token_bytes: _builtins.int = ...,
         moves_states: _builtins.bool = ...,
+        num_layers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "can_capture", b"can_capture", "can_combine", b"can_combine", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token", b"eos_token", "family", b"family", "max_live_tokens", b"max_live_tokens", "model_name", b"model_name", "model_revision", b"model_revision", "moves_states", b"moves_states", "profile", b"profile", "state_bytes", b"state_bytes", "state_token_bytes", b"state_token_bytes", "stop_token_ids", b"stop_token_ids", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "can_capture", b"can_capture", "can_combine", b"can_combine", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token", b"eos_token", "family", b"family", "max_live_tokens", b"max_live_tokens", "model_name", b"model_name", "model_revision", b"model_revision", "moves_states", b"moves_states", "num_layers", b"num_layers", "profile", b"profile", "state_bytes", b"state_bytes", "state_token_bytes", b"state_token_bytes", "stop_token_ids", b"stop_token_ids", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

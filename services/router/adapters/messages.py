@@ -132,6 +132,7 @@ def model_info(info: worker_pb2.WorkerInfo) -> ModelInfo:
         eos_token=info.eos_token,
         state_bytes=info.state_bytes,
         state_token_bytes=info.state_token_bytes,
+        num_layers=max(1, info.num_layers),
     )
 
 

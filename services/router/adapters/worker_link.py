@@ -15,7 +15,7 @@ from services.router.adapters.clients import Description, GrpcWorker
 from services.router.adapters.worker_load import WorkerLoad
 from services.router.domain.model import ModelRefusedError
 from services.router.domain.unmeasured import UNMEASURED
-from services.router.domain.workers import TransferSpeed, WorkerView
+from services.router.domain.workers import TransferSpeed, WorkerSpeeds, WorkerView
 
 __all__ = ["LinkState", "WorkerLink"]
 
@@ -38,6 +38,14 @@ class LinkState(StrEnum):
     DRAINING = "draining"
     SILENT = "silent"
     REFUSED = "refused"
+
+
+def _with_ways(speeds: WorkerSpeeds, description: Description) -> WorkerSpeeds:
+    if not description.moves_states:
+        return replace(speeds, same_host=_NO_WAY, other_host=_NO_WAY)
+    pieces = description.info.num_layers
+    same_host, other_host = (replace(way, num_pieces=pieces) for way in (speeds.same_host, speeds.other_host))
+    return replace(speeds, same_host=same_host, other_host=other_host)
 
 
 class WorkerLink:
@@ -88,12 +96,9 @@ class WorkerLink:
         """As scheduling sees it; raises ValueError before it has been described."""
         if self.description is None:
             raise ValueError(f"the worker at {self.address} has not been described")
-        speeds = self._speeds
-        if not self.description.moves_states:
-            speeds = replace(speeds, same_host=_NO_WAY, other_host=_NO_WAY)
         return WorkerView(
             worker_id=self.description.worker_id,
-            speeds=speeds,
+            speeds=_with_ways(self._speeds, self.description),
             roles=self.description.roles,
             host=self.address.rpartition(":")[0],
             backlog_seconds=self.load.backlog_seconds(self._speeds),

@@ -28,7 +28,7 @@ class Profile:
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What all workers of a model say of it. state_bytes, state_token_bytes: what a segment state weighs, of itself and for
-    every token.
+    every token; num_layers: in how many pieces it travels while it is computed.
     """
 
     name: str
@@ -41,3 +41,4 @@ class ModelInfo:
     eos_token: str
     state_bytes: int = 0
     state_token_bytes: int = 0
+    num_layers: int = 1

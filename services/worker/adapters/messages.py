@@ -234,6 +234,7 @@ def describe(served: ServedModel, place: WorkerPlace) -> Iterator[worker_pb2.Des
         state_bytes=served.state_bytes,
         state_token_bytes=served.token_bytes,
         moves_states=place.moves_states,
+        num_layers=len(served.spec.kept),
     )
     yield worker_pb2.DescribeResponse(info=info)
     for start in range(0, len(served.tokenizer_json), CHUNK_BYTES):

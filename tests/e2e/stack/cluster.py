@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,19 +16,32 @@ import httpx2
 from hypic.v1 import cache_pb2, cache_pb2_grpc
 
 from services.cli.ports import free_port, grpc_ready
+from tests.e2e.stack.network import Namespace
 from tests.e2e.stack.served import read_metric, wait_until
 from tests.e2e.stack.worker_proxy import WorkerProxy
 from tests.redis_server import RedisServer
 
 __all__ = ["Cluster"]
 
+_ROUTERS = ("router", "second")
+
 
 class Cluster:
-    """Redis, a cache service, workers behind proxies, and a router. `roles` by worker id; `variables` go to everybody."""
+    """Redis, a cache service, workers behind proxies, and two routers: `router`, and `second` that other clients use.
+
+    `roles` by worker id; `variables` go to everybody; `apart`: the first worker runs in this network namespace.
+    """
 
     def __init__(
-        self, checkpoint: Path, directory: Path, roles: Mapping[str, str], variables: Mapping[str, str]
+        self,
+        checkpoint: Path,
+        directory: Path,
+        roles: Mapping[str, str],
+        variables: Mapping[str, str],
+        apart: Namespace | None = None,
     ) -> None:
+        self._apart = apart
+        self._lonely = next(iter(roles)) if apart else ""
         self.model = checkpoint.name
         self.roles = dict(roles)
         self._log = directory / "log"
@@ -36,14 +49,14 @@ class Cluster:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         # Its socket's path must be short.
         self.redis = RedisServer(Path(self._closing.enter_context(TemporaryDirectory(prefix="hypic-redis-"))))
-        self._ports = {name: free_port() for name in ("cache", "router", *roles)}
+        self._ports = {name: free_port() for name in ("cache", *_ROUTERS, *roles)}
         self._metrics = {name: free_port() for name in ("cache", *roles)}
-        self.proxies = {name: WorkerProxy(f"127.0.0.1:{self._ports[name]}") for name in roles}
-        self.base_url = f"http://127.0.0.1:{self._ports['router']}"
+        self.proxies = {name: WorkerProxy(f"{self._host(name)}:{self._ports[name]}") for name in roles}
+        self.base_url, self.second_url = (f"http://127.0.0.1:{self._ports[name]}" for name in _ROUTERS)
         self._shared = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "HYPIC_CACHE_LISTEN_ADDRESS": f"127.0.0.1:{self._ports['cache']}",
+            "HYPIC_CACHE_LISTEN_ADDRESS": f"{'0.0.0.0' if apart else '127.0.0.1'}:{self._ports['cache']}",
             "HYPIC_CACHE_METRICS_PORT": str(self._metrics["cache"]),
             "HYPIC_CACHE_DIRECTORY": "redis",
             "HYPIC_CACHE_REDIS_URL": self.redis.url,
@@ -52,7 +65,6 @@ class Cluster:
             "HYPIC_WORKER_CACHE_ADDRESS": f"127.0.0.1:{self._ports['cache']}",
             "HYPIC_WORKER_CHECKPOINT": str(checkpoint),
             "HYPIC_ROUTER_CACHE_ADDRESS": f"127.0.0.1:{self._ports['cache']}",
-            "HYPIC_ROUTER_PORT": str(self._ports["router"]),
             **variables,
         }
 
@@ -62,7 +74,7 @@ class Cluster:
                 self._closing.enter_context(proxy)
             self.redis.start()
             self.http = self._closing.enter_context(httpx2.Client(base_url=self.base_url, timeout=60))
-            for name in ("cache", *self.roles, "router"):
+            for name in ("cache", *self.roles, *_ROUTERS):
                 self.spawn(name)
             self.wait_ready()
             self._all_pages = self.gauge("workers", "hypic_worker_pages_free")
@@ -86,23 +98,39 @@ class Cluster:
         """Start a service; see `wait_ready`."""
         with self._log.open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "services.cli.main", "worker" if name in self.roles else name],
+                [*self._prefix(name), sys.executable, "-m", "services.cli.main", self._service(name)],
                 env={**self._shared, **self._own(name)},
                 stderr=log,
                 stdout=subprocess.DEVNULL,
             )
 
+    def _host(self, name: str) -> str:
+        return self._apart.inner if self._apart and name == self._lonely else "127.0.0.1"
+
+    def _prefix(self, name: str) -> Sequence[str]:
+        return self._apart.command if self._apart and name == self._lonely else ()
+
+    def _service(self, name: str) -> str:
+        if name in self.roles:
+            return "worker"
+        return "router" if name in _ROUTERS else name
+
     def _own(self, name: str) -> dict[str, str]:
-        if name == "router":
-            return {"HYPIC_ROUTER_WORKERS": ",".join(proxy.address for proxy in self.proxies.values())}
+        if name in _ROUTERS:
+            addresses = ",".join(proxy.address for proxy in self.proxies.values())
+            return {"HYPIC_ROUTER_WORKERS": addresses, "HYPIC_ROUTER_PORT": str(self._ports[name])}
         if name == "cache":
             return {}
-        return {
+        own = {
             "HYPIC_WORKER_WORKER_ID": name,
             "HYPIC_WORKER_ROLES": self.roles[name],
-            "HYPIC_WORKER_LISTEN_ADDRESS": f"127.0.0.1:{self._ports[name]}",
+            "HYPIC_WORKER_LISTEN_ADDRESS": f"{self._host(name)}:{self._ports[name]}",
+            "HYPIC_WORKER_METRICS_HOST": self._host(name),
             "HYPIC_WORKER_METRICS_PORT": str(self._metrics[name]),
         }
+        if self._apart and name == self._lonely:
+            own["HYPIC_WORKER_CACHE_ADDRESS"] = f"{self._apart.outer}:{self._ports['cache']}"
+        return own
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to one service, or to Redis."""
@@ -127,7 +155,7 @@ class Cluster:
     def restore(self) -> None:
         """Whatever was ended or stopped runs again, and everything is ready."""
         self.redis.restore()
-        for name in ("cache", *self.roles, "router"):
+        for name in ("cache", *self.roles, *_ROUTERS):
             if self._processes[name].poll() is not None:
                 self.spawn(name)
             else:
@@ -141,29 +169,25 @@ class Cluster:
     def wait_ready(self) -> None:
         """Until every service is ready, and the router knows all workers."""
         for name in ("cache", *self.roles):
-            wait_until(lambda address=f"127.0.0.1:{self._ports[name]}": asyncio.run(grpc_ready(address)), 90)  # type: ignore[misc] # bound now
+            self._wait_serving(f"{self._host(name)}:{self._ports[name]}")
         for proxy in self.proxies.values():
             proxy.wait_through(90)
-        wait_until(lambda: self.ready_roles() == sum(role.count(",") + 1 for role in self.roles.values()), 90)
+        wanted = sum(role.count(",") + 1 for role in self.roles.values())
+        wait_until(lambda: all(self.ready_roles(name) == wanted for name in _ROUTERS), 90)
 
-    def ready_roles(self) -> int:
-        """Roles of the workers that the router may use; one with both counts twice."""
-        try:
-            lines = self.http.get("/metrics", timeout=5).text.splitlines()
-        except httpx2.TransportError:
-            return 0
-        ready = [line for line in lines if line.startswith("hypic_workers{") and 'state="ready"' in line]
-        return int(sum(float(line.rpartition(" ")[2]) for line in ready))
+    @staticmethod
+    def _wait_serving(address: str) -> None:
+        wait_until(lambda: asyncio.run(grpc_ready(address)), 90)
+
+    def ready_roles(self, router: str = "router") -> float:
+        """Roles of the workers that a router may use; one with both counts twice."""
+        return read_metric(self._ports[router], "hypic_workers", 'state="ready"')
 
     def gauge(self, service: str, name: str, labels: str = "") -> float:
         """The sum of a metric's samples whose labels hold this text; `workers` are all of them together."""
         if service == "workers":
             return sum(self.gauge(each, name, labels) for each in self.roles)
-        return read_metric(self._metrics[service], name, labels)
-
-    def router_counter(self, name: str, labels: str) -> float:
-        """A counter of the router."""
-        return read_metric(self._ports["router"], name, labels)
+        return read_metric(self._metrics[service], name, labels, self._host(service))
 
     def wait_idle(self) -> None:
         """Until nothing runs or waits, no lease is left, and the workers hold just what the directory lists."""

@@ -48,10 +48,10 @@ def _read_proc(pid: int, name: str) -> list[str]:
         return []
 
 
-def read_metric(port: int, name: str, labels: str = "") -> float:
+def read_metric(port: int, name: str, labels: str = "", host: str = "127.0.0.1") -> float:
     """The sum of a metric's samples whose labels hold this text; NaN where nobody serves it."""
     try:
-        text = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text
+        text = httpx2.get(f"http://{host}:{port}/metrics", timeout=5).text
     except httpx2.TransportError:
         return float("nan")
     samples = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")) and labels in line]

@@ -4,125 +4,28 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 
-from tests.e2e.stack.asking import CHAT, Answer, StreamedReply, ask, body, document, read_stream, stream
+from tests.e2e.stack.asking import CHAT, Answer, StreamedReply, body, read_stream, stream
 from tests.e2e.stack.cluster import Cluster
+from tests.e2e.stack.fault_rig import (
+    COMBINE,
+    DEADLINE_SECONDS,
+    DOCUMENT,
+    PREFILL,
+    VARIABLES,
+    Rig,
+    held,
+    reached,
+    release,
+)
 from tests.e2e.stack.served import wait_until
 from tests.e2e.stack.worker_proxy import Fault
 
-PREFILL, COMBINE = ("p0", "p1"), ("c0", "c1")
-DEADLINE_SECONDS = 15.0
-DOCUMENT = document("faults", 150)
 LONG_REPLY = 3000
-VARIABLES = {
-    "HYPIC_ROUTER_REQUEST_TIMEOUT_SECONDS": str(DEADLINE_SECONDS),
-    "HYPIC_ROUTER_WORKER_SILENCE_SECONDS": "2",
-    "HYPIC_ROUTER_WORKER_WAIT_SECONDS": "10",
-    "HYPIC_ROUTER_HEDGE_SLACK_SECONDS": "0.5",
-    "HYPIC_ROUTER_LEASE_SECONDS": "4",
-    "HYPIC_CACHE_TICKET_SECONDS": "4",
-    "HYPIC_WORKER_FETCH_SECONDS": "1",
-}
-
-
-@dataclass(slots=True)
-class Rig:
-    """A cluster, and the two answers that the document has: composed, and computed whole."""
-
-    cluster: Cluster
-    composed: str = ""
-    recomputed: str = ""
-    num_salts: int = 0
-
-    def learn(self) -> None:
-        """The answers while nothing is wrong."""
-        answer = self.ask("learn")
-        assert answer.served == ["cold"]
-        self.composed = answer.text
-        self.recomputed = ask(self.cluster, [DOCUMENT], reuse="off").text
-        # Else a wrong state could pass for a right one.
-        assert self.composed != self.recomputed
-
-    def new_salt(self) -> str:
-        """Under another salt the document is new."""
-        self.num_salts += 1
-        return f"salt {self.num_salts}"
-
-    def ask(self, salt: str, **more: Any) -> Answer:  # noqa: ANN401 # JSON
-        return ask(self.cluster, [DOCUMENT], cache_salt=salt, **more)
-
-    def check(self, answer: Answer) -> None:
-        """The answer is the one of the way in which it says that it was served."""
-        assert answer.text == (self.recomputed if answer.served == ["live"] else self.composed)
-
-    def at(self, fault: Callable[[], Fault], names: tuple[str, ...] = PREFILL) -> dict[str, Fault]:
-        """Put a fault of its own on every worker's way."""
-        faults = {name: fault() for name in names}
-        for name, own in faults.items():
-            self.cluster.proxies[name].fault = own
-        return faults
-
-    def asking(self, salt: str) -> "Asking":
-        return Asking(self, salt)
-
-    def running(self, names: tuple[str, ...] = COMBINE) -> str:
-        """The worker on which a request combines or decodes."""
-        found: list[str] = []
-
-        def has_one() -> bool:
-            found[:] = [name for name in names if self.cluster.gauge(name, "hypic_worker_num_requests_running") > 0]
-            return len(found) == 1
-
-        wait_until(has_one)
-        return found[0]
-
-
-class Asking:
-    """A request that is under way while something happens; its answer must come before the deadline."""
-
-    def __init__(self, rig: Rig, salt: str) -> None:
-        self._rig = rig
-        self._salt = salt
-        self._pool = ThreadPoolExecutor(1)
-        self._answer: Any = None
-
-    def __enter__(self) -> "Asking":
-        self._began = time.monotonic()
-        self._answer = self._pool.submit(self._rig.ask, self._salt)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True)
-
-    def answer(self) -> Answer:
-        """The right one."""
-        answer: Answer = self._answer.result(60)
-        assert time.monotonic() - self._began < DEADLINE_SECONDS
-        self._rig.check(answer)
-        return answer
-
-
-def reached(faults: dict[str, Fault]) -> str:
-    """The worker whose messages have come to the fault."""
-    found: list[str] = []
-
-    def has_one() -> bool:
-        found[:] = [name for name, fault in faults.items() if fault.reached.is_set()]
-        return bool(found)
-
-    wait_until(has_one)
-    return found[0]
-
-
-def release(faults: dict[str, Fault]) -> None:
-    for fault in faults.values():
-        fault.released.set()
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +46,6 @@ def rig(shared: Rig) -> Iterator[Rig]:
     shared.cluster.wait_idle()
     shared.check(shared.ask(shared.new_salt()))
     shared.cluster.wait_idle()
-
-
-def held() -> Fault:
-    """A transfer stands still behind its first messages."""
-    return Fault("Fetch", at_message=3, hold_seconds=8.0)
 
 
 END = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -359,3 +257,57 @@ def test_a_router_that_is_told_to_end_finishes_its_streams(rig: Rig) -> None:
     assert (rest.error, rest.finish_reason) == (None, "length")
     assert (begun.text + rest.text).startswith(rig.composed)
     assert rig.cluster.end("router") == 0
+
+
+def ask_together(rig: Rig, salt: str, act: Callable[[], object], base_url: str, count: int = 12) -> list[Answer]:
+    """The answers of many who ask for one new document at once, while something happens."""
+
+    def one(_: int) -> Answer:
+        asked = body(rig.cluster, [DOCUMENT], cache_salt=salt)
+        response = httpx2.post(base_url + CHAT, json=asked, timeout=60)
+        assert response.status_code == 200, response.text
+        answer = Answer(response.json())
+        rig.check(answer)
+        return answer
+
+    with ThreadPoolExecutor(count) as pool:
+        answers = [pool.submit(one, index) for index in range(count)]
+        act()
+        return [answer.result(60) for answer in answers]
+
+
+def captured(rig: Rig) -> float:
+    return sum(rig.cluster.gauge(name, "hypic_worker_captures_total", 'outcome="stored"') for name in PREFILL)
+
+
+def test_many_who_ask_for_one_new_document_share_its_capture(rig: Rig) -> None:
+    before = captured(rig)
+    answers = ask_together(rig, rig.new_salt(), lambda: None, rig.cluster.base_url)
+    assert captured(rig) == before + 1
+    assert [answer.served[0] for answer in answers].count("cold") == 1
+
+
+@pytest.mark.parametrize("moment", ["captured", "fetched"])
+@end
+def test_who_captures_for_many_is_lost(moment: str, number: signal.Signals, rig: Rig) -> None:
+    faults = rig.at(held if moment == "fetched" else lambda: Fault("Capture", hold_seconds=8.0))
+
+    def lose() -> None:
+        rig.cluster.signal(reached(faults), number)
+        release(faults)
+
+    answers = ask_together(rig, rig.new_salt(), lose, rig.cluster.base_url)
+    assert len(answers) == 12
+
+
+def test_the_router_of_the_one_whom_many_wait_for_is_killed(rig: Rig) -> None:
+    """They ask by another router, and do not wait for its lease for ever."""
+    faults = rig.at(held)
+    salt = rig.new_salt()
+    with ThreadPoolExecutor(1) as pool:
+        owner = pool.submit(rig.ask, salt)
+        reached(faults)
+        answers = ask_together(rig, salt, lambda: rig.cluster.kill("router"), rig.cluster.second_url)
+        with pytest.raises(httpx2.TransportError):
+            owner.result(10)
+    assert {answer.segments[0]["planned"] for answer in answers} <= {"pending", "cold", "hit"}
