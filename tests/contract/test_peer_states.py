@@ -244,7 +244,7 @@ def slow_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     advance = Prefill.advance
 
     def slowly(prefill: Prefill) -> int | None:
-        time.sleep(0.02)
+        time.sleep(0.15)
         return advance(prefill)
 
     monkeypatch.setattr(Prefill, "advance", slowly)
