@@ -11,8 +11,9 @@ SURFACES = {
     "services.cli.main": ["app", "main"],
     "services.router.bootstrap": ["RouterServer", "bind", "create_app", "create_server", "main", "serve"],
     "services.cache.bootstrap": ["CacheProcess", "create_directory", "main", "run", "serve", "start"],
-    "services.cache.domain.directory": [
-        "Claim", "Copy", "Directory", "DocumentRef", "HeartbeatReply", "PinReply", "PlanOrder", "PlanReply",
+    "services.cache.domain.directory": ["Directory"],
+    "services.cache.domain.orders": [
+        "Claim", "Copy", "DocumentRef", "HeartbeatReply", "PinReply", "PlanOrder", "PlanReply",
         "PlannedEntry", "PublishOrder", "PublishReply", "RegisterOrder", "RegisterReply", "Ticket", "Usage", "Wanted",
     ],
     "services.worker.bootstrap": ["main"],
@@ -32,7 +33,7 @@ SURFACES = {
     "services.common.content": ["HASH_BYTES", "chain_hash", "content_hash"],
     "services.common.errors": [
         "ConflictError", "DeadlineError", "HypicError", "InternalError", "InvalidRequestError", "NotFoundError",
-        "OverloadedError", "UnavailableError", "error_from_status",
+        "OverloadedError", "UnavailableError", "error_from_code", "error_from_status", "status_code",
     ],
     "services.common.rpc": [
         "CHUNK_BYTES", "LIVENESS", "READINESS", "HealthSwitch", "create_channel", "create_server", "request_metadata",
