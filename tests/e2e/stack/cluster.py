@@ -152,6 +152,10 @@ class Cluster:
         self._processes[name].terminate()
         return self._processes[name].wait(60)
 
+    def wait_ended(self, name: str) -> int:
+        """The exit status of what ends by itself."""
+        return self._processes[name].wait(60)
+
     def restore(self) -> None:
         """Whatever was ended or stopped runs again, and everything is ready."""
         self.redis.restore()

@@ -177,7 +177,7 @@ def test_a_draining_worker_finishes_its_stream_and_takes_nothing_new(rig: Rig) -
     text, rest = read_after(rig, drain, max_tokens=600)
     assert (rest.error, rest.finish_reason) == (None, "length")
     assert text.startswith(rig.composed)
-    assert rig.cluster.end(drained[0]) == 0
+    assert rig.cluster.wait_ended(drained[0]) == 0
 
 
 def test_all_combining_workers_are_stopped(rig: Rig) -> None:
