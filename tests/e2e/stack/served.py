@@ -153,13 +153,17 @@ class ServedStack:
 
     def kill(self, name: str) -> int:
         """SIGKILL; returns the process that was."""
-        pid = self.pid(name)
-        os.kill(pid, signal.SIGKILL)
-        return pid
+        return self.signal(name, signal.SIGKILL)
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to one service."""
-        os.kill(self.pid(name), number)
+    def signal(self, name: str, number: signal.Signals) -> int:
+        """Send a signal to one service, once it is there; returns its process."""
+        give_up = time.monotonic() + 60
+        # The kernel's list of children may lack one while another ends; process 0 would be this whole process group.
+        while not (pid := self.pid(name)):
+            assert time.monotonic() < give_up, f"no {name} is running"
+            time.sleep(0.05)
+        os.kill(pid, number)
+        return pid
 
     def wait_restarted(self, name: str, killed: int) -> None:
         """Until another process of the service is ready, and the router with it."""
