@@ -1,6 +1,7 @@
 """Where the services of one machine listen, and whether they are ready."""
 
 import asyncio
+import random
 import socket
 import urllib.error
 import urllib.request
@@ -13,13 +14,21 @@ from services.common.rpc import READINESS
 __all__ = ["free_port", "grpc_ready", "http_ready"]
 
 _PROBE_SECONDS = 1.0
+# Below those that systems give to outgoing connections.
+_PORTS = range(15000, 32000)
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now, and that no outgoing connection is given before somebody does."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no port is free among 100 of {_PORTS.start} to {_PORTS.stop - 1}")
 
 
 async def grpc_ready(address: str) -> bool:

@@ -37,12 +37,12 @@ from services.worker.tiers.port import BlobStore
 from tests.e2e.stack.checkpoint import write_random_checkpoint
 from tests.exactness.rig import draw_ids
 
-__all__ = ["CALL_SECONDS", "IDS", "KEY", "EngineWithTiers", "run_engine"]
+__all__ = ["CALL_SECONDS", "DEMO", "IDS", "KEY", "EngineWithTiers", "run_engine"]
 
 KEY = bytes(range(HASH_BYTES))
 IDS = tuple(token % 64 for token in draw_ids(90, 5))
 CALL_SECONDS = 30.0
-_DEMO = Path(__file__).parents[2] / "models" / "demo"
+DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 
 class ListedCopies:
@@ -140,7 +140,7 @@ async def run_engine(
 ) -> AsyncIterator[EngineWithTiers]:
     """An engine over a checkpoint in `directory`, written where it is not there; stores and engine must add up at the end."""
     if not (directory / "config.json").exists():
-        write_random_checkpoint(directory, _DEMO)
+        write_random_checkpoint(directory, DEMO)
     if profile:
         (directory / "profile.toml").write_text(profile)
     # Commands are obeyed between any two layers.

@@ -19,7 +19,8 @@ from services.worker.adapters.transfers import Fetched, WantedState
 from services.worker.engine.loop import Engine
 from services.worker.engine.prefill import Prefill
 from services.worker.engine.requests import CaptureJob, CaptureSegment
-from tests.contract.served_worker import IDS, KEY, EngineWithTiers, run_engine
+from tests.contract.served_worker import DEMO, IDS, KEY, EngineWithTiers, run_engine
+from tests.e2e.stack.checkpoint import write_random_checkpoint
 from tests.stub_cache import StubCache
 from tests.stub_worker import StubWorker
 
@@ -80,7 +81,8 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(directory: Path, fetch_seconds: float = 20.0) -> AsyncIterator[Pair]:
+async def pair(directory: Path, fetch_seconds: float = 20.0, num_layers: int = 4) -> AsyncIterator[Pair]:
+    write_random_checkpoint(directory, DEMO, num_layers)
     async with run_engine(directory, []) as held, run_engine(directory, [], fetch_seconds) as wanting:
         holder = Holder(StubCache(), running=held)
         server, port = await create_server(
@@ -253,7 +255,7 @@ def slow_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("slow_layers")
 async def test_layers_are_sent_while_later_ones_are_computed(tmp_path: Path) -> None:
     """The bytes are those that are stored in the end."""
-    async with pair(tmp_path) as workers:
+    async with pair(tmp_path, num_layers=12) as workers:
         workers.holder.streams = True
         fetching = asyncio.create_task(workers.fetch(wait_seconds=10.0))
         await asyncio.sleep(0.05)

@@ -27,7 +27,8 @@ _ROUTERS = ("router", "second")
 
 
 class Cluster:
-    """Redis, a cache service, workers behind proxies, and two routers: `router`, and `second` that other clients use.
+    """Redis, a cache service, workers behind proxies, and two routers that different clients use: `router` has the
+    workers' addresses from its settings, `second` from the cache service.
 
     `roles` by worker id; `variables` go to everybody; `apart`: the first worker runs in this network namespace.
     """
@@ -117,7 +118,7 @@ class Cluster:
 
     def _own(self, name: str) -> dict[str, str]:
         if name in _ROUTERS:
-            addresses = ",".join(proxy.address for proxy in self.proxies.values())
+            addresses = ",".join(proxy.address for proxy in self.proxies.values()) if name == "router" else ""
             return {"HYPIC_ROUTER_WORKERS": addresses, "HYPIC_ROUTER_PORT": str(self._ports[name])}
         if name == "cache":
             return {}
@@ -125,6 +126,7 @@ class Cluster:
             "HYPIC_WORKER_WORKER_ID": name,
             "HYPIC_WORKER_ROLES": self.roles[name],
             "HYPIC_WORKER_LISTEN_ADDRESS": f"{self._host(name)}:{self._ports[name]}",
+            "HYPIC_WORKER_ADVERTISE_ADDRESS": self.proxies[name].address,
             "HYPIC_WORKER_METRICS_HOST": self._host(name),
             "HYPIC_WORKER_METRICS_PORT": str(self._metrics[name]),
         }
@@ -172,16 +174,18 @@ class Cluster:
 
     def wait_ready(self) -> None:
         """Until every service is ready, and the router knows all workers."""
-        for name in ("cache", *self.roles):
-            self._wait_serving(f"{self._host(name)}:{self._ports[name]}")
+        served = [f"{self._host(name)}:{self._ports[name]}" for name in ("cache", *self.roles)]
+        wait_until(lambda: self._all_run() and all(asyncio.run(grpc_ready(address)) for address in served), 90)
         for proxy in self.proxies.values():
             proxy.wait_through(90)
         wanted = sum(role.count(",") + 1 for role in self.roles.values())
-        wait_until(lambda: all(self.ready_roles(name) == wanted for name in _ROUTERS), 90)
+        wait_until(lambda: self._all_run() and all(self.ready_roles(name) == wanted for name in _ROUTERS), 90)
 
-    @staticmethod
-    def _wait_serving(address: str) -> None:
-        wait_until(lambda: asyncio.run(grpc_ready(address)), 90)
+    def _all_run(self) -> bool:
+        """True; fails at once where a service has ended by itself."""
+        ended = [(name, process.returncode) for name, process in self._processes.items() if process.poll() is not None]
+        assert not ended, f"{ended} ended; the log's end: {self._log.read_text()[-3000:]}"
+        return True
 
     def ready_roles(self, router: str = "router") -> float:
         """Roles of the workers that a router may use; one with both counts twice."""

@@ -81,14 +81,15 @@ def test_a_prefill_worker_is_lost_under_a_transfer(number: signal.Signals, rig: 
         asking.answer()
 
 
-def test_a_prefill_worker_is_lost_after_the_transfer(rig: Rig) -> None:
+@end
+def test_a_prefill_worker_is_lost_after_the_transfer(number: signal.Signals, rig: Rig) -> None:
     """The stream goes on; the combining worker has a copy of its own, which serves the next request."""
     salt = rig.new_salt()
     with stream(rig.cluster, body(rig.cluster, [DOCUMENT], cache_salt=salt, max_tokens=200)) as response:
         lines = response.iter_lines()
         begun = read_stream(lines, until_texts=3)
         for name in PREFILL:
-            rig.cluster.kill(name)
+            rig.cluster.signal(name, number)
         rest = read_stream(lines)
     assert (rest.error, rest.finish_reason) == (None, "length")
     assert (begun.text + rest.text).startswith(rig.composed)
@@ -224,6 +225,14 @@ def test_the_directory_is_lost_under_a_transfer(service: str, number: signal.Sig
     rig.check(rig.ask(salt))
 
 
+@pytest.mark.parametrize("service", ["cache", "redis"])
+def test_the_directory_is_lost_after_the_transfer(service: str, rig: Rig) -> None:
+    """The stream does not need it."""
+    text, rest = read_after(rig, lambda _: rig.cluster.kill(service), max_tokens=200)
+    assert (rest.error, rest.finish_reason) == (None, "length")
+    assert text.startswith(rig.composed)
+
+
 def test_the_router_is_killed_under_a_stream(rig: Rig) -> None:
     """The client sees a broken connection; the workers are free at once, and leases lapse."""
     request = body(rig.cluster, [DOCUMENT], cache_salt=rig.new_salt(), max_tokens=LONG_REPLY)
@@ -284,7 +293,7 @@ def test_many_who_ask_for_one_new_document_share_its_capture(rig: Rig) -> None:
     before = captured(rig)
     answers = ask_together(rig, rig.new_salt(), lambda: None, rig.cluster.base_url)
     assert captured(rig) == before + 1
-    assert [answer.served[0] for answer in answers].count("cold") == 1
+    assert "hit" in [answer.served[0] for answer in answers]
 
 
 @pytest.mark.parametrize("moment", ["captured", "fetched"])
