@@ -97,6 +97,36 @@ async def test_a_late_answer_is_nobody_elses(served: Served) -> None:
     assert served.cache.num_streams == 1
 
 
+async def test_the_lease_of_a_late_answer_is_given_back(served: Served) -> None:
+    served.cache.plan_delay_seconds = 0.3
+    with pytest.raises(DeadlineError):
+        await served.lease(timeout_seconds=0.1)
+    for _ in range(int(DEADLINE_SECONDS / 0.01)):
+        if served.cache.releases:
+            break
+        await asyncio.sleep(0.01)
+    assert [list(request.lease_ids) for request in served.cache.releases] == [["lease-1"]]
+
+
+async def test_a_late_answer_takes_no_lease_that_it_was_to_extend(served: Served) -> None:
+    lease_id = await served.lease()
+    served.cache.plan_delay_seconds = 0.3
+    with pytest.raises(DeadlineError):
+        await served.directory.plan(replace(QUERY, lease_id=lease_id), 0.1)
+    # Answers of the stub come in order: the late one has been read by then.
+    other = await served.lease()
+    await served.release(other)
+    assert [list(request.lease_ids) for request in served.cache.releases] == [[other]]
+
+
+async def test_a_plan_that_is_cancelled_before_it_was_sent_is_never_made(served: Served) -> None:
+    plans = [asyncio.create_task(served.lease()) for _ in range(3)]
+    await asyncio.sleep(0)
+    plans[1].cancel()
+    assert list(await asyncio.gather(plans[0], plans[2])) == ["lease-1", "lease-2"]
+    assert len(served.cache.plans) == 2
+
+
 async def test_a_cancelled_plan_disturbs_no_other(served: Served) -> None:
     served.cache.plan_delay_seconds = 0.1
     plans = [asyncio.create_task(served.lease()) for _ in range(3)]

@@ -35,8 +35,8 @@ class GrpcDirectory:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = cache_pb2_grpc.CacheServiceStub(channel)
-        self._plans = PlanStream(self._stub)
         self._releases = GatheredReleases(self._stub)
+        self._plans = PlanStream(self._stub, self._releases.release_late)
 
     async def plan(self, query: PlanQuery, timeout_seconds: float) -> PlanAnswer:
         """See `Directory`."""

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from itertools import count
 
 import grpc
 from hypic.v1 import cache_pb2, cache_pb2_grpc
 
-from services.common.errors import DeadlineError, HypicError, UnavailableError, error_from_code, error_from_status
+from services.common.errors import DeadlineError, UnavailableError, error_from_code
 
 __all__ = ["PlanStream"]
 
@@ -15,10 +16,14 @@ _Call = grpc.aio.StreamStreamCall[cache_pb2.PlanRequest, cache_pb2.PlanResponse]
 
 
 class PlanStream:
-    """Opened with the first plan, and with the next one after it has ended for whatever reason."""
+    """Opened with the first plan, and with the next one after it has ended for whatever reason.
 
-    def __init__(self, stub: "cache_pb2_grpc.CacheServiceAsyncStub") -> None:
+    `give_back` is handed the new lease of a plan whose caller did not wait for the answer.
+    """
+
+    def __init__(self, stub: "cache_pb2_grpc.CacheServiceAsyncStub", give_back: Callable[[str], None]) -> None:
         self._stub = stub
+        self._give_back = give_back
         self._stream: _OpenStream | None = None
 
     async def plan(self, request: cache_pb2.PlanRequest, timeout_seconds: float) -> cache_pb2.PlanResponse:
@@ -28,7 +33,7 @@ class PlanStream:
             HypicError: the plan was not made, the stream broke before its answer came, or none came in time.
         """
         if self._stream is None or self._stream.has_ended:
-            self._stream = _OpenStream(self._stub.Plan())
+            self._stream = _OpenStream(self._stub.Plan(), self._give_back)
         try:
             async with asyncio.timeout(timeout_seconds):
                 response = await self._stream.ask(request)
@@ -40,12 +45,15 @@ class PlanStream:
 
 
 class _OpenStream:
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _Call, give_back: Callable[[str], None]) -> None:
         self._call = call
+        self._give_back = give_back
         self._numbers = count(1)
         self._unsent: deque[cache_pb2.PlanRequest] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._answers: dict[int, asyncio.Future[cache_pb2.PlanResponse]] = {}
+        # Plans that nobody waits for any more, and that bring a lease of their own.
+        self._left: set[int] = set()
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -64,8 +72,26 @@ class _OpenStream:
             self._sending = asyncio.create_task(self._send())
         try:
             return await answer
+        except asyncio.CancelledError:
+            self._leave(request, answer)
+            raise
         finally:
             del self._answers[request.call]
+
+    def _leave(self, request: cache_pb2.PlanRequest, answer: "asyncio.Future[cache_pb2.PlanResponse]") -> None:
+        """Nobody waits for this plan any more. A lease that it was to extend is its request's to release."""
+        if request in self._unsent:
+            self._unsent.remove(request)
+        elif not request.lease_id:
+            self._left.add(request.call)
+            if answer.done() and not answer.cancelled() and not answer.exception():
+                self._take_late(answer.result())
+
+    def _take_late(self, response: cache_pb2.PlanResponse) -> None:
+        if response.call in self._left:
+            self._left.discard(response.call)
+            if response.lease_id:
+                self._give_back(response.lease_id)
 
     async def _send(self) -> None:
         try:
@@ -76,14 +102,17 @@ class _OpenStream:
             return
 
     async def _read(self) -> None:
-        error: HypicError = UnavailableError("the cache service ended the stream of plans")
+        error = UnavailableError("the cache service ended the stream of plans")
         try:
             async for response in self._call:
                 answer = self._answers.get(response.call)
                 if answer and not answer.done():
                     answer.set_result(response)
+                else:
+                    self._take_late(response)
         except grpc.aio.AioRpcError as broken:
-            error = error_from_status(broken)
+            # Errors of plans come within the stream; what ends it is the way to the service, whatever its status says.
+            error = UnavailableError(f"the stream of plans broke: {broken.details() or broken.code().name.lower()}")
         finally:
             for answer in self._answers.values():
                 if not answer.done():
