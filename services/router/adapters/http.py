@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,6 +17,7 @@ from services.router.adapters.body import read_json
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.middleware import RequestIds, install_error_handlers
+from services.router.adapters.openapi import describe, install_openapi
 from services.router.adapters.parse import ParsedRequest, RequestParser
 from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead
 from services.router.adapters.streaming import DONE, EventStream, server_sent_event, until_disconnect
@@ -33,6 +35,37 @@ class Door:
 
     gate: Gate
     max_body_bytes: int
+
+
+_GENERATION_ERRORS = (400, 401, 403, 404, 413, 429, 500, 503, 504)
+_TEXT = "Plepi is a port on the northern coast. The town was founded in 1903. It has 8215 inhabitants."
+_CHAT = describe(
+    "Continue a conversation",
+    "ChatReply",
+    body="ChatBody",
+    streams="ChatChunk",
+    errors=_GENERATION_ERRORS,
+    example={
+        "model": "demo",
+        "messages": [{"role": "user", "content": "When was Plepi founded?"}],
+        "documents": [{"id": "plepi", "title": "Plepi", "text": _TEXT}],
+        "temperature": 0,
+        "max_tokens": 32,
+        "hypic": {"explain": True},
+    },
+)
+_COMPLETIONS = describe(
+    "Continue a text",
+    "CompletionReply",
+    body="CompletionBody",
+    streams="CompletionChunk",
+    errors=_GENERATION_ERRORS,
+    example={"model": "demo", "prompt": "The harbour opens", "max_tokens": 16, "temperature": 0},
+)
+_MODELS = describe("The served model", "ModelList", errors=(401, 403, 503))
+_LIVE = describe("The process runs", "Health")
+_READY = describe("The process can serve", "Health")
+_READY["responses"][503] = {"description": "It cannot now.", "content": _READY["responses"][200]["content"]}
 
 
 class Draining:
@@ -60,6 +93,17 @@ class HttpSurface:
         self._metrics = metrics
         self._draining = draining
         self._door = door
+
+    def routes(self) -> APIRouter:
+        """Where the endpoints stand."""
+        routes = APIRouter()
+        routes.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"], **_CHAT)
+        routes.add_api_route("/v1/completions", self.completions, methods=["POST"], **_COMPLETIONS)
+        routes.add_api_route("/v1/models", self.list_models, methods=["GET"], **_MODELS)
+        routes.add_api_route("/health/live", self.live, methods=["GET"], **_LIVE)
+        routes.add_api_route("/health/ready", self.ready, methods=["GET"], **_READY)
+        routes.add_api_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
+        return routes
 
     async def chat_completions(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
@@ -185,17 +229,11 @@ def create_http_app(
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
 ) -> FastAPI:
     """The ASGI application; `pages`: further endpoints."""
-    app = FastAPI(title="hypic router", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    routes = APIRouter()
-    routes.add_api_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])
-    routes.add_api_route("/v1/completions", surface.completions, methods=["POST"])
-    routes.add_api_route("/v1/models", surface.list_models, methods=["GET"])
-    routes.add_api_route("/health/live", surface.live, methods=["GET"])
-    routes.add_api_route("/health/ready", surface.ready, methods=["GET"])
-    routes.add_api_route("/metrics", surface.metrics, methods=["GET"])
-    app.include_router(routes)
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.include_router(surface.routes())
     for page in pages:
         app.include_router(page)
+    install_openapi(app, version("hypic"))
     install_error_handlers(app)
     app.add_middleware(RequestIds)
     return app

@@ -21,6 +21,7 @@ from services.router.adapters.schema import (
     StopText,
     TextPart,
 )
+from services.router.adapters.shapes import MAX_PARTS
 from services.router.domain.request import (
     ChatPrompt,
     Cold,
@@ -172,6 +173,8 @@ def _content(value: object, path: str, role: Role, located: list[LocatedDocument
         return [Text("")]
     if not isinstance(value, list) or not value:
         raise PromptError(f"{path} must be a string or a list of parts", param=path, code="invalid_type")
+    if len(value) > MAX_PARTS:
+        raise PromptError(f"{path} may hold at most {MAX_PARTS} parts, not {len(value)}", param=path)
     return [_content_part(part, f"{path}[{index}]", located) for index, part in enumerate(value)]
 
 

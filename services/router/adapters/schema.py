@@ -1,12 +1,28 @@
 """The JSON that clients send: strict pydantic models, one a shape.
 
 Fields that hold a choice of shapes (`messages`, `content`, `documents`) stay raw here and are read one by one in
-`parse`, so that an error names its exact path.
+`parse`, so that an error names its exact path; `shapes` says what they hold for the OpenAPI document.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
+
+from services.router.adapters.shapes import (
+    CONTENT,
+    DATA,
+    DOCUMENT,
+    DOCUMENTS,
+    MAX_DOCUMENTS,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MESSAGES,
+    PROMPT,
+    SOURCE,
+    STOPS,
+    TEXT_PARTS,
+)
 
 __all__ = [
     "UNSUPPORTED",
@@ -75,24 +91,34 @@ class _Closed(BaseModel):
 class HypicOptions(_Closed):
     """Our own options."""
 
-    reuse: Literal["exact", "compose", "off"] = "compose"
-    cold: Literal["parallel", "live"] = "parallel"
-    explain: bool = False
+    reuse: Literal["exact", "compose", "off"] = Field(
+        default="compose",
+        description="What may be reused: prefix snapshots alone, also segments wherever they stand, or nothing.",
+    )
+    cold: Literal["parallel", "live"] = Field(
+        default="parallel",
+        description="A segment without a stored state is captured ahead of the reply, or computed in place and captured later.",
+    )
+    explain: bool = Field(default=False, description="Whether the reply says how every part was served.")
 
 
 class PartOptions(_Closed):
     """`hypic` inside a content part."""
 
-    segment: bool = False
+    segment: bool = Field(default=False, description="This text is self-contained, and reused wherever it stands.")
 
 
 class StreamOptions(_Strict):
     """OpenAI's `stream_options`."""
 
-    include_usage: bool = False
+    include_usage: bool = Field(default=False, description="A last chunk without choices carries `usage`.")
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
+# Its length is checked with its path.
+DocumentId = Annotated[
+    str | None, WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1, "maxLength": 512}, {"type": "null"}]})
+]
 Tag = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -101,32 +127,50 @@ class SharedBody(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="allow", frozen=True)
 
-    model: str
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
-    stop: Any = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    user: str | None = None
-    hypic: HypicOptions | None = None
+    model: str = Field(description="The served model's name, as `GET /v1/models` tells it.")
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        default=None, description="Tokens of the reply at most, within what the context leaves."
+    )
+    temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] | None = Field(
+        default=None, description="0 is greedy; 1 by default."
+    )
+    top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = Field(
+        default=None, description="Draw among the likeliest tokens of this probability together; 1 by default."
+    )
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
+        default=None, description="Draw among so many of the likeliest tokens; 0 and -1 take all."
+    )
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = Field(
+        default=None, description="The same seed draws the same tokens."
+    )
+    stop: Annotated[Any, STOPS] = Field(default=None, description="Texts that end the reply and are no part of it.")
+    stream: bool | None = Field(default=None, description="The reply comes in server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="States are shared among requests of a tenant with the same salt alone."
+    )
+    user: str | None = Field(default=None, description="Accepted, without effect.")
+    hypic: HypicOptions | None = Field(default=None, description="What is reused, and whether the reply explains it.")
 
 
 class ChatBody(SharedBody):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Any], Field(min_length=1)]
-    documents: list[Any] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    messages: Annotated[list[Any], Field(min_length=1, max_length=MAX_MESSAGES), MESSAGES] = Field(
+        description="The conversation."
+    )
+    documents: Annotated[list[Any], Field(max_length=MAX_DOCUMENTS), DOCUMENTS] | None = Field(
+        default=None, description="Segments that stand in the last user message ahead of its text, in this order."
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        default=None, description="OpenAI's newer name of `max_tokens`; it counts where both are given."
+    )
 
 
 class CompletionBody(SharedBody):
     """`POST /v1/completions`."""
 
-    prompt: Any
+    prompt: Annotated[Any, PROMPT] = Field(description="One text; token ids and several prompts are refused.")
 
 
 class StopList(_Strict):
@@ -144,82 +188,100 @@ class StopText(_Strict):
 class MessageBody(_Strict):
     """One message."""
 
-    role: str
-    content: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
+    role: str = Field(
+        description="The speaker.", json_schema_extra={"enum": ["system", "developer", "user", "assistant"]}
+    )
+    content: Annotated[Any, CONTENT] = Field(default=None, description="A text, or parts in order.")
+    tool_calls: SkipJsonSchema[Any] = None
+    function_call: SkipJsonSchema[Any] = None
 
 
 class TextPart(_Strict):
     """A content part of type `text`."""
 
-    text: str
-    hypic: PartOptions | None = None
+    text: str = Field(description="The text.")
+    hypic: PartOptions | None = Field(default=None, description="How the text is reused.")
 
 
 class DocumentFields(_Strict):
     """A document in plain form."""
 
-    text: str
-    title: str | None = None
-    id: str | None = None
+    text: str = Field(description="The text, not empty.", json_schema_extra={"minLength": 1})
+    title: str | None = Field(default=None, description="A line ahead of the text.")
+    id: DocumentId = Field(default=None, description="The name by which its states are invalidated.")
 
 
 class DocumentBody(_Closed):
     """`POST /v1/documents`: a text, or text parts that are joined."""
 
-    id: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    title: Annotated[str, Field(max_length=4096)] | None = None
-    text: str | None = None
-    parts: Annotated[list[Any], Field(min_length=1)] | None = None
-    tags: Annotated[list[Tag], Field(max_length=32)] = []
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    namespace: Literal["public"] | None = None
+    id: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        default=None, description="Its name; made from the text where none is given."
+    )
+    title: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="A line ahead of the text.")
+    text: str | None = Field(default=None, description="The text; either this or `parts`.")
+    parts: Annotated[list[Any], Field(min_length=1, max_length=MAX_PARTS), TEXT_PARTS] | None = Field(
+        default=None, description="Texts that are joined."
+    )
+    tags: Annotated[list[Tag], Field(max_length=32)] = Field(default=[], description="Names to invalidate it by.")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="The salt of the requests that are to use it."
+    )
+    namespace: Literal["public"] | None = Field(default=None, description="For every tenant; administrators only.")
 
 
 class InvalidateBody(_Closed):
     """`POST /v1/invalidate`: exactly one of tag, tenant and model."""
 
-    tag: Tag | None = None
-    tenant: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    model: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    namespace: Literal["public"] | None = None
+    tag: Tag | None = Field(default=None, description="All documents with this tag.")
+    tenant: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        default=None, description="Everything of a tenant."
+    )
+    model: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        default=None, description="Everything of a model; administrators only."
+    )
+    namespace: Literal["public"] | None = Field(
+        default=None, description="In what serves every tenant; administrators only."
+    )
 
 
 class PinBody(_Closed):
     """`POST` and `DELETE /v1/pins`: a document, of the caller's tenant unless one is named, or a whole tenant."""
 
-    document: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    tenant: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    document: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
+        default=None, description="The document's id; without it, the whole tenant."
+    )
+    tenant: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        default=None, description="Whose; the caller's by default, where a document is named."
+    )
 
 
 class CohereData(_Strict):
     """The `data` of a document in Cohere's form."""
 
-    text: str | None = None
-    snippet: str | None = None
-    title: str | None = None
+    text: str | None = Field(default=None, description="The text.")
+    snippet: str | None = Field(default=None, description="The text, where `text` is not given.")
+    title: str | None = Field(default=None, description="A line ahead of the text.")
 
 
 class CohereDocument(_Strict):
     """A document in Cohere's form; `data` is text or a `CohereData`."""
 
-    data: Any
-    id: str | None = None
+    data: Annotated[Any, DATA] = Field(description="A text, or an object of fields.")
+    id: DocumentId = Field(default=None, description="The name by which its states are invalidated.")
 
 
 class AnthropicSource(_Strict):
     """The `source` of a document in Anthropic's form."""
 
-    type: Literal["text"]
-    data: str
+    type: Literal["text"] = Field(description="The kind of source.")
+    data: str = Field(description="The text, not empty.", json_schema_extra={"minLength": 1})
 
 
 class DocumentPart(_Strict):
     """A content part of type `document`: one of three forms, with the outer title and id as defaults."""
 
-    document: Any = None
-    source: Any = None
-    text: str | None = None
-    title: str | None = None
-    id: str | None = None
+    document: Annotated[Any, DOCUMENT] = Field(default=None, description="The document, as an entry of `documents`.")
+    source: Annotated[Any, SOURCE] = Field(default=None, description="Anthropic's form of the text.")
+    text: str | None = Field(default=None, description="The text, where neither `document` nor `source` is given.")
+    title: str | None = Field(default=None, description="A line ahead of the text.")
+    id: DocumentId = Field(default=None, description="The name by which its states are invalidated.")

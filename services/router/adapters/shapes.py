@@ -1,0 +1,55 @@
+"""What the OpenAPI document says of fields that `schema` leaves raw, because they hold a choice of shapes."""
+
+from typing import Any
+
+from pydantic import WithJsonSchema
+
+__all__ = [
+    "CONTENT",
+    "DATA",
+    "DOCUMENT",
+    "DOCUMENTS",
+    "MAX_DOCUMENTS",
+    "MAX_MESSAGES",
+    "MAX_PARTS",
+    "MESSAGES",
+    "PROMPT",
+    "SOURCE",
+    "STOPS",
+    "TEXT_PARTS",
+    "list_of",
+    "ref",
+]
+
+MAX_DOCUMENTS = 1024
+MAX_MESSAGES = 4096
+MAX_PARTS = 2048
+
+
+def ref(name: str) -> dict[str, str]:
+    """A reference to a schema of the document."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def list_of(item: dict[str, Any], fewest: int = 0, most: int | None = None) -> dict[str, Any]:
+    """An array of these items."""
+    schema: dict[str, Any] = {"type": "array", "items": item}
+    if fewest:
+        schema["minItems"] = fewest
+    return schema if most is None else schema | {"maxItems": most}
+
+
+_TEXT = {"type": "string"}
+_STOP = {"type": "string", "minLength": 1, "maxLength": 256}
+
+CONTENT = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("ContentPart"), 1, MAX_PARTS), {"type": "null"}]})
+MESSAGES = WithJsonSchema(list_of(ref("Message"), 1, MAX_MESSAGES))
+DOCUMENTS = WithJsonSchema(list_of(ref("Document"), 0, MAX_DOCUMENTS))
+STOPS = WithJsonSchema({"anyOf": [_STOP, list_of(_STOP, 0, 4), {"type": "null"}]})
+PROMPT = WithJsonSchema(
+    {"anyOf": [{"type": "string", "minLength": 1}, list_of({"type": "string", "minLength": 1}, 1, 1)]}
+)
+DATA = WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, ref("CohereData")]})
+DOCUMENT = WithJsonSchema({"anyOf": [ref("Document"), {"type": "null"}]})
+SOURCE = WithJsonSchema({"anyOf": [ref("AnthropicSource"), {"type": "null"}]})
+TEXT_PARTS = WithJsonSchema(list_of({"anyOf": [_TEXT, ref("TextPart")]}, 1, MAX_PARTS))
