@@ -58,7 +58,12 @@ def _bad_chats(model: str, context_length: int) -> list[BadRequest]:
         ("messages[0]", {"messages": ["hello"]}),
         ("messages[0].role", {"messages": [{"content": "x"}]}),
         ("messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
-        ("messages[0].role", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}),
+        ("messages[0].tool_call_id", {"messages": [{"role": "tool", "content": "x", "tool_call_id": 1}]}),
+        ("messages[0].tool_calls", {"messages": [user | {"tool_calls": [_call("{}")]}]}),
+        ("messages[0].tool_calls[0].function", {"messages": [_calls({"id": "1", "type": "function"})]}),
+        ("messages[0].tool_calls[0].function.arguments", {"messages": [_calls(_call("[1]"))]}),
+        ("messages[0].tool_calls[0].function.arguments", {"messages": [_calls(_call('{"a": '))]}),
+        ("messages[0].tool_calls[0].function.arguments", {"messages": [_calls(_call('{"a": "\\ud800"}'))]}),
         ("messages[0].role", {"messages": [{"role": "<|im_start|>", "content": "x"}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": 7}]}),
@@ -93,8 +98,17 @@ def _bad_chats(model: str, context_length: int) -> list[BadRequest]:
         ("n", {"n": 2}),
         ("n", {"n": True}),
         ("logprobs", {"logprobs": True}),
-        ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        # Neither the stub's chat template nor the demo model's writes tools.
+        ("tools", {"tools": [_tool("f")]}),
+        ("messages", {"messages": [user, _calls(_call("{}")), user]}),
+        ("tools", {"tools": "f"}),
+        ("tools", {"tools": [_tool(f"f{index}") for index in range(129)]}),
+        ("tools[0].type", {"tools": [{"type": "retrieval"}]}),
+        ("tools[0].function.name", {"tools": [_tool("two words")]}),
+        ("tools[1].function.name", {"tools": [_tool("f"), _tool("f")]}),
         ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        ("parallel_tool_calls", {"parallel_tool_calls": False}),
         ("response_format", {"response_format": {"type": "json_object"}}),
         ("logit_bias", {"logit_bias": {"1": 5}}),
         ("presence_penalty", {"presence_penalty": 0.5}),
@@ -119,6 +133,18 @@ def _bad_chats(model: str, context_length: int) -> list[BadRequest]:
         BadRequest("lone surrogate", surrogate, "messages[0].content"),
         BadRequest("lone surrogate in a name", b'{"\\uDFFF": 1}', "body"),
     ]
+
+
+def _tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _calls(call: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _call(arguments: str) -> dict[str, Any]:
+    return {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
 def _bad_documents(model: str) -> list[BadRequest]:

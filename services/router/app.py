@@ -193,7 +193,7 @@ def _num_characters(prompt: ChatPrompt | TextPrompt) -> int:
     if isinstance(prompt, TextPrompt):
         return sum(map(len, prompt.pieces))
     items = [*prompt.documents, *(item for message in prompt.messages for item in message.content)]
-    return sum(len(item.text) for item in items)
+    return sum(len(item.text) for item in items) + sum(len(tool.definition) for tool in prompt.tools)
 
 
 def _prompt_field(request: GenerationRequest) -> str:

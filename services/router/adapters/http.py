@@ -21,9 +21,11 @@ from services.router.adapters.openapi import describe, install_openapi
 from services.router.adapters.parse import ParsedRequest, RequestParser
 from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead
 from services.router.adapters.streaming import DONE, EventStream, server_sent_event, until_disconnect
+from services.router.calling import Called, CalledEvent, find_calls
 from services.router.domain.request import PromptError
 from services.router.domain.tenancy import Caller, Scope
-from services.router.reply import Delta, Done, ReplyEvent
+from services.router.domain.tools import ToolCall
+from services.router.reply import Delta, Done
 from services.router.served_model import Models
 
 __all__ = ["Door", "Draining", "HttpSurface", "create_http_app"]
@@ -156,7 +158,7 @@ class HttpSurface:
             raise
 
     async def _reply(self, request: Request, parsed: ParsedRequest, form: ReplyFormat) -> Response:
-        events = self._generator.generate(parsed.request)
+        events = find_calls(self._generator.generate(parsed.request), parsed.callable_tools)
         headers = _ignored_header(parsed)
         if not parsed.is_stream:
             return JSONResponse(await until_disconnect(request, _collect(events, form)), headers=headers)
@@ -165,7 +167,7 @@ class HttpSurface:
         return EventStream(_write_events(first, events, form), headers)
 
 
-async def _first(events: AsyncGenerator[ReplyEvent]) -> ReplyEvent:
+async def _first(events: AsyncGenerator[CalledEvent]) -> CalledEvent:
     try:
         return await anext(events)
     except BaseException:
@@ -173,22 +175,25 @@ async def _first(events: AsyncGenerator[ReplyEvent]) -> ReplyEvent:
         raise
 
 
-async def _collect(events: AsyncGenerator[ReplyEvent], form: ReplyFormat) -> dict[str, object]:
+async def _collect(events: AsyncGenerator[CalledEvent], form: ReplyFormat) -> dict[str, object]:
     texts: list[str] = []
+    calls: list[ToolCall] = []
     done: Done | None = None
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Delta):
                 texts.append(event.text)
+            elif isinstance(event, Called):
+                calls.append(event.call)
             elif isinstance(event, Done):
                 done = event
     if done is None:
         raise HypicError("the reply ended without a finish")
-    return form.whole("".join(texts), done)
+    return form.whole("".join(texts), calls, done)
 
 
 async def _write_events(
-    first: ReplyEvent, events: AsyncGenerator[ReplyEvent], form: ReplyFormat
+    first: CalledEvent, events: AsyncGenerator[CalledEvent], form: ReplyFormat
 ) -> AsyncGenerator[bytes]:
     async with aclosing(events):
         try:
@@ -205,9 +210,11 @@ async def _write_events(
         yield DONE
 
 
-def _chunks(event: ReplyEvent, form: ReplyFormat) -> list[dict[str, object]]:
+def _chunks(event: CalledEvent, form: ReplyFormat) -> list[dict[str, object]]:
     if isinstance(event, Delta):
         return [form.delta(event.text)]
+    if isinstance(event, Called):
+        return [form.called(event)]
     return list(form.closing(event)) if isinstance(event, Done) else []
 
 

@@ -24,6 +24,7 @@ from services.router.adapters.schema import (
     TextPart,
 )
 from services.router.adapters.shapes import ref
+from services.router.adapters.tool_schema import CallBody, ToolBody
 
 __all__ = ["describe", "install_openapi"]
 
@@ -33,6 +34,7 @@ _ABOUT = """Chat and completions in OpenAI's form, with documents that are reuse
 Errors have OpenAI's envelope. Every reply carries `x-request-id`: the caller's own, or one that was made."""
 _BODIES: tuple[type[BaseModel], ...] = (
     AnthropicSource,
+    CallBody,
     ChatBody,
     CohereData,
     CohereDocument,
@@ -44,6 +46,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     MessageBody,
     PinBody,
     TextPart,
+    ToolBody,
 )
 _ERRORS = {
     400: "The request must be changed; `param` names the field.",

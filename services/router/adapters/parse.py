@@ -22,6 +22,7 @@ from services.router.adapters.schema import (
     TextPart,
 )
 from services.router.adapters.shapes import MAX_PARTS
+from services.router.adapters.tool_schema import allows_calls, read_calls, read_tools
 from services.router.domain.request import (
     ChatPrompt,
     Cold,
@@ -37,6 +38,7 @@ from services.router.domain.request import (
     TextPrompt,
 )
 from services.router.domain.tenancy import Caller
+from services.router.domain.tools import Tool
 
 __all__ = ["ParsedRequest", "RequestParser"]
 
@@ -46,6 +48,7 @@ _ROLES = {
     "developer": Role.SYSTEM,
     "user": Role.USER,
     "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
 }
 # OpenAI's own default of `/v1/completions`.
 _COMPLETION_MAX_TOKENS = 16
@@ -53,12 +56,16 @@ _COMPLETION_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request, and how its reply is to be written; `ignored_fields` are names that were not understood."""
+    """A request, and how its reply is to be written; `ignored_fields` are names that were not understood.
+
+    `callable_tools`: those whose calls are looked for in the reply.
+    """
 
     request: GenerationRequest
     is_stream: bool
     include_usage: bool
     ignored_fields: tuple[str, ...]
+    callable_tools: tuple[Tool, ...] = ()
 
 
 class RequestParser:
@@ -80,8 +87,10 @@ class RequestParser:
         located = list(documents)
         messages = tuple(_message(each, f"messages[{i}]", located) for i, each in enumerate(chat.messages))
         refuse_conflicts(located)
-        prompt = ChatPrompt(messages, tuple(each.document for each in documents))
-        return _parsed(chat, prompt, chat.max_completion_tokens or chat.max_tokens, caller)
+        tools = read_tools(chat.tools or ())
+        prompt = ChatPrompt(messages, tuple(each.document for each in documents), tools)
+        parsed = _parsed(chat, prompt, chat.max_completion_tokens or chat.max_tokens, caller)
+        return replace(parsed, callable_tools=tools if allows_calls(chat.tool_choice) else ())
 
     def parse_completion(self, body: object, caller: Caller) -> ParsedRequest:
         """A body of `/v1/completions`.
@@ -157,13 +166,17 @@ def _message(value: object, path: str, located: list[LocatedDocument]) -> Messag
     message = read(MessageBody, value, path)
     role = _ROLES.get(message.role)
     if role is None:
-        raise PromptError(
-            f"{path}.role must be one of {', '.join(_ROLES)}; tools are not supported", param=f"{path}.role"
-        )
-    for name in ("tool_calls", "function_call"):
-        if getattr(message, name):
-            raise PromptError(f"{path}.{name} is not supported", param=f"{path}.{name}", code="unsupported_parameter")
-    return Message(role, tuple(_content(message.content, f"{path}.content", role, located)))
+        raise PromptError(f"{path}.role must be one of {', '.join(_ROLES)}", param=f"{path}.role")
+    if message.function_call:
+        param = f"{path}.function_call"
+        raise PromptError(f"{param} is not supported; use tool_calls", param=param, code="unsupported_parameter")
+    calls = read_calls(message.tool_calls, f"{path}.tool_calls")
+    if calls and role is not Role.ASSISTANT:
+        raise PromptError(f"{path}.tool_calls: only an assistant calls tools", param=f"{path}.tool_calls")
+    content = _content(message.content, f"{path}.content", role, located)
+    if calls and content == [Text("")]:
+        content = []
+    return Message(role, tuple(content), calls, message.tool_call_id or "")
 
 
 def _content(value: object, path: str, role: Role, located: list[LocatedDocument]) -> Sequence[Content]:

@@ -1,11 +1,13 @@
 """Replies as OpenAI's endpoints write them."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.router.adapters.parse import ParsedRequest
+from services.router.calling import Called
+from services.router.domain.tools import ToolCall
 from services.router.reply import Done
 
 __all__ = ["ChatFormat", "CompletionFormat", "ReplyFormat", "ReplyHead"]
@@ -25,7 +27,7 @@ class ReplyHead:
 class ReplyFormat(Protocol):
     """How one endpoint writes a reply, whole or in chunks."""
 
-    def whole(self, text: str, done: Done) -> Json:
+    def whole(self, text: str, calls: Sequence[ToolCall], done: Done) -> Json:
         """The reply as one object."""
         ...
 
@@ -35,6 +37,10 @@ class ReplyFormat(Protocol):
 
     def delta(self, text: str) -> Json:
         """A chunk of text."""
+        ...
+
+    def called(self, event: Called) -> Json:
+        """A chunk with a call of a tool."""
         ...
 
     def closing(self, done: Done) -> Iterator[Json]:
@@ -80,9 +86,12 @@ class ChatFormat(_Format):
     def __init__(self, head: ReplyHead, parsed: ParsedRequest) -> None:
         super().__init__(head, parsed, "chat.completion", "chat.completion.chunk")
 
-    def whole(self, text: str, done: Done) -> Json:
+    def whole(self, text: str, calls: Sequence[ToolCall], done: Done) -> Json:
         """See `ReplyFormat`."""
-        return self._whole({"message": {"role": "assistant", "content": text, "refusal": None}}, done)
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [_call(call) for call in calls]}
+        return self._whole({"message": message}, done)
 
     def opening(self) -> Iterator[Json]:
         """See `ReplyFormat`."""
@@ -91,6 +100,10 @@ class ChatFormat(_Format):
     def delta(self, text: str) -> Json:
         """See `ReplyFormat`."""
         return self._chunk({"delta": {"content": text}}, None)
+
+    def called(self, event: Called) -> Json:
+        """See `ReplyFormat`."""
+        return self._chunk({"delta": {"tool_calls": [{"index": event.index} | _call(event.call)]}}, None)
 
     def closing(self, done: Done) -> Iterator[Json]:
         """See `ReplyFormat`."""
@@ -103,7 +116,7 @@ class CompletionFormat(_Format):
     def __init__(self, head: ReplyHead, parsed: ParsedRequest) -> None:
         super().__init__(head, parsed, "text_completion", "text_completion")
 
-    def whole(self, text: str, done: Done) -> Json:
+    def whole(self, text: str, calls: Sequence[ToolCall], done: Done) -> Json:
         """See `ReplyFormat`."""
         return self._whole({"text": text}, done)
 
@@ -115,9 +128,17 @@ class CompletionFormat(_Format):
         """See `ReplyFormat`."""
         return self._chunk({"text": text}, None)
 
+    def called(self, event: Called) -> Json:
+        """Tools are offered in chats alone."""
+        raise NotImplementedError
+
     def closing(self, done: Done) -> Iterator[Json]:
         """See `ReplyFormat`."""
         return self._closing({"text": ""}, done)
+
+
+def _call(call: ToolCall) -> Json:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _usage(done: Done) -> Json:

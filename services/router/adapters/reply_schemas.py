@@ -28,7 +28,7 @@ def _constant(value: str | bool) -> Json:
     return {"const": value}
 
 
-_REASON: Json = {"enum": ["stop", "length", None]}
+_REASON: Json = {"enum": ["stop", "length", "tool_calls", None]}
 _PART = _object(
     "One part of the prompt: `tokens` are live, captured and reused ones together.",
     kind={"enum": ["prefix", "segment", "live"]},
@@ -88,8 +88,25 @@ def _chunk(description: str, kind: str, choice: Json) -> Json:
     )
 
 
-_MESSAGE = _object("What the model said.", role=_constant("assistant"), content=_or_null(_STRING))
-_DELTA = _object("What is new.", optional=("role", "content"), role=_constant("assistant"), content=_STRING)
+_CALL: Json = {
+    "id": _STRING,
+    "type": _constant("function"),
+    "function": _object("What is called; `arguments` is the JSON text of an object.", name=_STRING, arguments=_STRING),
+}
+_MESSAGE = _object(
+    "What the model said.",
+    optional=("tool_calls",),
+    role=_constant("assistant"),
+    content=_or_null(_STRING),
+    tool_calls=list_of(_object("A call of a tool.", **_CALL)),
+)
+_DELTA = _object(
+    "What is new.",
+    optional=("role", "content", "tool_calls"),
+    role=_constant("assistant"),
+    content=_STRING,
+    tool_calls=list_of(_object("A call, whole; `index` counts the reply's calls.", index=_INTEGER, **_CALL)),
+)
 _STATE = _object(
     "One stored state.",
     key=_STRING,

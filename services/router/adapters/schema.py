@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from services.router.adapters.shapes import (
+    CALLS,
     CONTENT,
     DATA,
     DOCUMENT,
@@ -17,11 +18,14 @@ from services.router.adapters.shapes import (
     MAX_DOCUMENTS,
     MAX_MESSAGES,
     MAX_PARTS,
+    MAX_TOOLS,
     MESSAGES,
     PROMPT,
     SOURCE,
     STOPS,
     TEXT_PARTS,
+    TOOL_CHOICE,
+    TOOLS,
 )
 
 __all__ = [
@@ -55,8 +59,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -162,6 +165,13 @@ class ChatBody(SharedBody):
     documents: Annotated[list[Any], Field(max_length=MAX_DOCUMENTS), DOCUMENTS] | None = Field(
         default=None, description="Segments that stand in the last user message ahead of its text, in this order."
     )
+    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS), TOOLS] | None = Field(
+        default=None,
+        description="Functions that the model may call. The chat template writes them; together they are a segment.",
+    )
+    tool_choice: Annotated[Any, TOOL_CHOICE] = Field(
+        default=None, description="`none`: calls in the reply stay text. Calls cannot be forced."
+    )
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="OpenAI's newer name of `max_tokens`; it counts where both are given."
     )
@@ -189,10 +199,13 @@ class MessageBody(_Strict):
     """One message."""
 
     role: str = Field(
-        description="The speaker.", json_schema_extra={"enum": ["system", "developer", "user", "assistant"]}
+        description="The speaker.", json_schema_extra={"enum": ["system", "developer", "user", "assistant", "tool"]}
     )
     content: Annotated[Any, CONTENT] = Field(default=None, description="A text, or parts in order.")
-    tool_calls: SkipJsonSchema[Any] = None
+    tool_calls: Annotated[Any, CALLS] = Field(default=None, description="Calls of an assistant's earlier turn.")
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = Field(
+        default=None, description="The call whose result a message of the role `tool` is."
+    )
     function_call: SkipJsonSchema[Any] = None
 
 

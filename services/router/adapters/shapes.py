@@ -5,18 +5,23 @@ from typing import Any
 from pydantic import WithJsonSchema
 
 __all__ = [
+    "CALLS",
     "CONTENT",
     "DATA",
     "DOCUMENT",
     "DOCUMENTS",
+    "MAX_CALLS",
     "MAX_DOCUMENTS",
     "MAX_MESSAGES",
     "MAX_PARTS",
+    "MAX_TOOLS",
     "MESSAGES",
     "PROMPT",
     "SOURCE",
     "STOPS",
     "TEXT_PARTS",
+    "TOOLS",
+    "TOOL_CHOICE",
     "list_of",
     "ref",
 ]
@@ -24,6 +29,8 @@ __all__ = [
 MAX_DOCUMENTS = 1024
 MAX_MESSAGES = 4096
 MAX_PARTS = 2048
+MAX_TOOLS = 128
+MAX_CALLS = 128
 
 
 def ref(name: str) -> dict[str, str]:
@@ -43,6 +50,9 @@ _TEXT = {"type": "string"}
 _STOP = {"type": "string", "minLength": 1, "maxLength": 256}
 
 CONTENT = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("ContentPart"), 1, MAX_PARTS), {"type": "null"}]})
+TOOLS = WithJsonSchema(list_of(ref("ToolBody"), 0, MAX_TOOLS))
+TOOL_CHOICE = WithJsonSchema({"enum": ["none", "auto", None]})
+CALLS = WithJsonSchema({"anyOf": [list_of(ref("CallBody"), 0, MAX_CALLS), {"type": "null"}]})
 MESSAGES = WithJsonSchema(list_of(ref("Message"), 1, MAX_MESSAGES))
 DOCUMENTS = WithJsonSchema(list_of(ref("Document"), 0, MAX_DOCUMENTS))
 STOPS = WithJsonSchema({"anyOf": [_STOP, list_of(_STOP, 0, 4), {"type": "null"}]})

@@ -5,9 +5,9 @@ special tokens, client strings without, so that no client string can forge a con
 concatenation of its parts' ids in every reuse mode.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from services.router.domain.model import Profile
 from services.router.domain.parts import Part, PartKind, Prompt, Reason
@@ -20,18 +20,11 @@ from services.router.domain.request import (
     Role,
     TextPrompt,
 )
-from services.router.domain.template_check import new_placeholder
-from services.router.domain.text_ports import ChatTemplate, TemplateError, TemplateMessage, Tokenizer
+from services.router.domain.slots import KeptSlot, SlotKind, SlotTable
+from services.router.domain.text_ports import ChatTemplate, TemplateError, Tokenizer
+from services.router.domain.tools import Tool
 
 __all__ = ["Assembler"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """What a placeholder stands for; `closing` is the text that ends its message when it is the message's last."""
-
-    content: Content
-    closing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,8 @@ class Assembler:
             return self._finish(self._text_parts(prompt), "prompt")
         messages = _place_documents(prompt)
         self._refuse_hopeless([item.text for message in messages for item in message.content], "messages")
-        return self._finish(self._chat_parts(messages), "messages")
+        self._refuse_hopeless([tool.definition for tool in prompt.tools], "tools")
+        return self._finish(self._chat_parts(messages, prompt.tools), "messages")
 
     def document_part(self, document: Document) -> Part:
         """A document as it stands in every prompt: a segment, or live when it is too short to be reused.
@@ -79,38 +73,45 @@ class Assembler:
             yield self._segment(piece, self.tokenizer.encode_plain(piece))
         yield _live(self.tokenizer.encode_plain(last))
 
-    def _chat_parts(self, messages: Sequence[Message]) -> Iterator[Part]:
-        slots: dict[str, _Slot] = {}
-        template_messages = [self._fill_slots(message, slots) for message in messages]
+    def _chat_parts(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Part]:
+        slots = SlotTable(self.message_ends)
+        rows = [slots.message(message) for message in messages]
+        offered = [slots.tool(tool) for tool in tools]
         try:
-            rendered = self.template.render_prompt(template_messages)
+            rendered = self.template.render_prompt(rows, offered)
         except TemplateError as error:
             raise PromptError(f"the chat template refuses these messages: {error}", param="messages") from error
-        closing = ""
-        pieces = re.split(f"({'|'.join(slots)})", rendered)
-        if sorted(pieces[1::2]) != sorted(slots):
-            raise PromptError("the chat template does not keep these messages whole", param="messages")
-        for piece in pieces:
-            slot = slots.get(piece)
-            if slot is None:
-                yield from self._template_parts(piece, closing)
-                closing = ""
-            else:
-                yield self._content_part(slot.content)
-                closing = slot.closing
+        opening, kept = slots.split(rendered)
+        yield from self._template_parts(opening, "")
+        for is_tools, group in groupby(kept, lambda each: each[0].kind is SlotKind.TOOL):
+            run = list(group)
+            yield from self._tool_block(run) if is_tools else self._slot_parts(run)
 
-    def _fill_slots(self, message: Message, slots: dict[str, _Slot]) -> TemplateMessage:
-        names = [new_placeholder() for _ in message.content]
-        closing = self.message_ends.get(message.role, "")
-        for name, content in zip(names, message.content, strict=True):
-            slots[name] = _Slot(content, closing if name == names[-1] else "")
-        return TemplateMessage(message.role, "".join(names))
+    def _slot_parts(self, kept: Sequence[KeptSlot]) -> Iterator[Part]:
+        for slot, text in kept:
+            yield self._content_part(slot.content)
+            yield from self._template_parts(text, slot.closing)
+
+    def _tool_block(self, kept: Sequence[KeptSlot]) -> Iterator[Part]:
+        """Tools that follow each other are one segment with the text between them."""
+        ids: list[int] = []
+        for slot, text in kept[:-1]:
+            ids += self.tokenizer.encode_plain(slot.content.text)
+            ids += self.tokenizer.encode_template(text)
+        last, text = kept[-1]
+        ids += self.tokenizer.encode_plain(last.content.text)
+        yield self._segment(last.content.text, tuple(ids))
+        yield from self._template_parts(text, last.closing)
 
     def _template_parts(self, text: str, closing: str) -> Iterator[Part]:
-        if closing and text.startswith(closing):
+        """Text of the template; `closing`, where it stands there, ends a message."""
+        head, found, rest = text.partition(closing) if closing else ("", "", text)
+        if found:
+            yield _live(self.tokenizer.encode_template(head))
             yield replace(_live(self.tokenizer.encode_template(closing)), ends_message=True)
-            text = text.removeprefix(closing)
-        yield _live(self.tokenizer.encode_template(text))
+        else:
+            rest = text
+        yield _live(self.tokenizer.encode_template(rest))
 
     def _content_part(self, content: Content) -> Part:
         if isinstance(content, Document):
@@ -168,7 +169,7 @@ def _place_documents(prompt: ChatPrompt) -> list[Message]:
     if not users:
         raise PromptError("documents need a user message to stand in", param="documents")
     last = messages[users[-1]]
-    messages[users[-1]] = Message(last.role, (*prompt.documents, *last.content))
+    messages[users[-1]] = replace(last, content=(*prompt.documents, *last.content))
     return messages
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from blake3 import blake3
 
 from services.router.domain.errors import RouterError
+from services.router.domain.tools import Tool, ToolCall
 
 __all__ = [
     "ChatPrompt",
@@ -43,6 +44,7 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +74,27 @@ Content = Text | Document
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. `content` holds at least one item."""
+    """One turn. `content` holds at least one item, unless the assistant only calls tools.
+
+    `answers`: the id of the call whose result a tool's message is; empty where none is named.
+    """
 
     role: Role
     content: tuple[Content, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    answers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, and documents that stand ahead of the text of its last user message."""
+    """A conversation, and documents that stand ahead of the text of its last user message.
+
+    `tools` stand where the chat template puts them.
+    """
 
     messages: tuple[Message, ...]
     documents: tuple[Document, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
