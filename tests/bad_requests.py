@@ -164,6 +164,8 @@ def _bad_documents(model: str) -> list[BadRequest]:
         ("documents[1].id", [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
         ("documents[0].data", [{"data": 5}]),
         ("documents[0].data.text", [{"data": {"title": "x"}}]),
+        ("documents[0].data.text", [{"data": {"text": "", "author": "x"}}]),
+        ("documents[0].data.tags", [{"data": {"text": "x", "tags": ["y"]}}]),
     ]
     parts: list[tuple[str, dict[str, Any]]] = [
         ("content[0].text", {}),

@@ -49,6 +49,8 @@ def valid_requests(source: random.Random, model: str) -> list[tuple[str, dict[st
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": content}]
     return [
         ("/v1/chat/completions", shared | {"messages": messages, "documents": documents}),
+        ("/v1/messages", _anthropic(shared, content)),
+        ("/v1/messages/count_tokens", {"model": model, "messages": [{"role": "user", "content": content}]}),
         ("/v1/completions", shared | {"prompt": "The tower opens"}),
         ("/v1/documents", {"id": f"mutated-{source.randint(0, 9)}", "title": "t", "text": _TEXT, "tags": ["odd"]}),
         ("/v1/invalidate", {"tag": "odd"}),
@@ -56,11 +58,28 @@ def valid_requests(source: random.Random, model: str) -> list[tuple[str, dict[st
     ]
 
 
+def _anthropic(shared: dict[str, Any], content: list[dict[str, Any]]) -> dict[str, Any]:
+    source = {"type": "text", "media_type": "text/plain", "data": _TEXT}
+    marked = {
+        "type": "document",
+        "title": "t",
+        "context": "c",
+        "source": source,
+        "cache_control": {"type": "ephemeral"},
+    }
+    kept = {name: value for name, value in shared.items() if name not in ("seed", "stop")}
+    return kept | {
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": [marked, *content]}],
+        "stop_sequences": ["x"],
+    }
+
+
 def draw_mutated(source: random.Random, model: str) -> RawRequest:
     """One of the valid requests with one to three changes anywhere in it, or a cut or broken byte of its JSON."""
     requests = valid_requests(source, model)
     # Most of what can go wrong is in prompts.
-    path, request = source.choices(requests, [8 if "messages" in body else 2 for _, body in requests])[0]
+    path, request = source.choices(requests, [4 if "max_tokens" in body else 1 for _, body in requests])[0]
     return RawRequest("POST", path, _mutate(source, request))
 
 

@@ -22,6 +22,7 @@ from services.router.adapters.discovery import find_named, find_registered, keep
 from services.router.adapters.document_client import GrpcDocuments
 from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app
 from services.router.adapters.http_documents import DocumentSurface
+from services.router.adapters.http_messages import MessageSurface
 from services.router.adapters.http_pins import PinSurface
 from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey
 from services.router.adapters.metrics import MeteredRouter, RouterMetrics
@@ -99,8 +100,9 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     services = ReuseServices(directory, pool, capturer, background, policy)
     gate = Gate(_keys(settings))
     limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
+    generator = MeteredRouter(BoundedRouter(Router(pool, services, limits)), metrics)
     surface = HttpSurface(
-        MeteredRouter(BoundedRouter(Router(pool, services, limits)), metrics),
+        generator,
         pool,
         RequestParser(settings.completions_separator),
         metrics,
@@ -124,6 +126,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
             await cache_channel.close()
 
     pages = (
+        MessageSurface(generator, pool, metrics, gate, settings.max_body_bytes).routes(),
         DocumentSurface(library, gate, settings.max_body_bytes).routes(),
         PinSurface(library, gate, settings.max_body_bytes).routes(),
     )

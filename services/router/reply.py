@@ -1,7 +1,7 @@
 """From a worker's events to the text of one reply."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.common.errors import InternalError
 from services.router.domain.explain import (
@@ -36,11 +36,12 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of the reply."""
+    """The end of the reply. `stop`: the stop string that ended it."""
 
     reason: FinishReason
     usage: Usage
     explanation: Explanation
+    stop: str = ""
 
 
 ReplyEvent = Started | Delta | Done
@@ -109,7 +110,7 @@ class Reply:
             yield Delta(shown.text)
         if shown.is_stopped:
             decode_seconds = elapsed_seconds - self._first_token_seconds
-            yield self._finish(FinishReason.STOP, self._num_tokens, decode_seconds)
+            yield replace(self._finish(FinishReason.STOP, self._num_tokens, decode_seconds), stop=shown.stop)
 
     def _take_finished(self, event: Finished) -> Iterator[ReplyEvent]:
         held = self._stops.flush()

@@ -1,7 +1,7 @@
 """The REST surface."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,7 +20,14 @@ from services.router.adapters.middleware import RequestIds, install_error_handle
 from services.router.adapters.openapi import describe, install_openapi
 from services.router.adapters.parse import ParsedRequest, RequestParser
 from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead
-from services.router.adapters.streaming import DONE, EventStream, server_sent_event, until_disconnect
+from services.router.adapters.streaming import (
+    DONE,
+    EventStream,
+    first_event,
+    ignored_header,
+    server_sent_event,
+    until_disconnect,
+)
 from services.router.calling import Called, CalledEvent, find_calls
 from services.router.domain.request import PromptError
 from services.router.domain.tenancy import Caller, Scope
@@ -159,20 +166,12 @@ class HttpSurface:
 
     async def _reply(self, request: Request, parsed: ParsedRequest, form: ReplyFormat) -> Response:
         events = find_calls(self._generator.generate(parsed.request), parsed.callable_tools)
-        headers = _ignored_header(parsed)
+        headers = ignored_header(parsed.ignored_fields)
         if not parsed.is_stream:
             return JSONResponse(await until_disconnect(request, _collect(events, form)), headers=headers)
         # The status line waits for the first event, so that a refusal is a status and not an event.
-        first = await until_disconnect(request, _first(events))
+        first = await until_disconnect(request, first_event(events))
         return EventStream(_write_events(first, events, form), headers)
-
-
-async def _first(events: AsyncGenerator[CalledEvent]) -> CalledEvent:
-    try:
-        return await anext(events)
-    except BaseException:
-        await events.aclose()
-        raise
 
 
 async def _collect(events: AsyncGenerator[CalledEvent], form: ReplyFormat) -> dict[str, object]:
@@ -220,14 +219,6 @@ def _chunks(event: CalledEvent, form: ReplyFormat) -> list[dict[str, object]]:
 
 def _head(prefix: str, parsed: ParsedRequest) -> ReplyHead:
     return ReplyHead(f"{prefix}-{current_request_id()}", int(time.time()), parsed.request.model)
-
-
-def _ignored_header(parsed: ParsedRequest) -> Mapping[str, str]:
-    if not parsed.ignored_fields:
-        return {}
-    names = ",".join(name for name in parsed.ignored_fields if name.isascii() and name.isidentifier())
-    get_logger().info("fields_ignored", fields=names)
-    return {"x-hypic-ignored-fields": names[:1024]}
 
 
 def create_http_app(

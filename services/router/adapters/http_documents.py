@@ -8,8 +8,9 @@ from fastapi.responses import JSONResponse
 from services.router.adapters.auth import Gate, require
 from services.router.adapters.body import read_json
 from services.router.adapters.fields import read
+from services.router.adapters.library_schema import DocumentBody, InvalidateBody
 from services.router.adapters.openapi import describe
-from services.router.adapters.schema import DocumentBody, InvalidateBody, TextPart
+from services.router.adapters.schema import TextPart
 from services.router.domain.lifecycle import DocumentDraft, DocumentInfo, Removal, ScopeKind, StateInfo
 from services.router.domain.request import Document, Namespace, PromptError
 from services.router.domain.tenancy import PUBLIC_TENANT, Caller, Scope

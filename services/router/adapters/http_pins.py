@@ -6,8 +6,8 @@ from fastapi.responses import JSONResponse
 from services.router.adapters.auth import Gate
 from services.router.adapters.body import read_json
 from services.router.adapters.fields import read
+from services.router.adapters.library_schema import PinBody
 from services.router.adapters.openapi import describe
-from services.router.adapters.schema import PinBody
 from services.router.domain.pins import PinInfo
 from services.router.domain.request import Namespace, PromptError
 from services.router.domain.tenancy import Caller, Scope

@@ -8,6 +8,16 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.router.adapters.anthropic_schema import (
+    ANTHROPIC_SHAPES,
+    AnthropicMessage,
+    AnthropicTool,
+    CountBody,
+    MessagesBody,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from services.router.adapters.library_schema import DocumentBody, InvalidateBody, PinBody
 from services.router.adapters.reply_schemas import REPLIES
 from services.router.adapters.schema import (
     AnthropicSource,
@@ -15,12 +25,9 @@ from services.router.adapters.schema import (
     CohereData,
     CohereDocument,
     CompletionBody,
-    DocumentBody,
     DocumentFields,
     DocumentPart,
-    InvalidateBody,
     MessageBody,
-    PinBody,
     TextPart,
 )
 from services.router.adapters.shapes import ref
@@ -33,6 +40,12 @@ Json = dict[str, Any]
 _ABOUT = """Chat and completions in OpenAI's form, with documents that are reused wherever they stand in a prompt.
 Errors have OpenAI's envelope. Every reply carries `x-request-id`: the caller's own, or one that was made."""
 _BODIES: tuple[type[BaseModel], ...] = (
+    AnthropicMessage,
+    AnthropicTool,
+    CountBody,
+    MessagesBody,
+    ToolResultBlock,
+    ToolUseBlock,
     AnthropicSource,
     CallBody,
     ChatBody,
@@ -62,7 +75,7 @@ _ERRORS = {
 }
 
 
-def describe(
+def describe(  # noqa: PLR0913 # keywords, each one line of the document
     summary: str,
     reply: str,
     *,
@@ -70,12 +83,13 @@ def describe(
     example: Json | None = None,
     streams: str = "",
     errors: Sequence[int] = (),
+    error: str = "Error",
     query: Sequence[Json] = (),
 ) -> Json:
     """What a route adds to the document, as keywords of `add_api_route`.
 
-    body, reply, streams: names of schemas, of the request, the reply and an event of its stream; errors: statuses, as they
-    are explained everywhere.
+    body, reply, streams, error: names of schemas, of the request, the reply, an event of its stream and a refusal; errors:
+    statuses, as they are explained everywhere.
     """
     content: Json = {"application/json": {"schema": ref(reply)}}
     if streams:
@@ -84,7 +98,7 @@ def describe(
             "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}
         }
     responses: dict[int, Json] = {200: {"description": "The reply.", "content": content}}
-    responses |= {status: _error(status) for status in errors}
+    responses |= {status: _error(status, error) for status in errors}
     extra: Json = {"parameters": list(query)} if query else {}
     if body:
         media: Json = {"schema": ref(body)} | ({"example": example} if example else {})
@@ -130,6 +144,7 @@ def _schemas() -> Json:
     return (
         made
         | {"TextPart": text, "DocumentPart": part, "ContentPart": {"anyOf": [ref("TextPart"), ref("DocumentPart")]}}
+        | ANTHROPIC_SHAPES
         | REPLIES
     )
 
@@ -139,5 +154,5 @@ def _typed(schema: Json, kind: str) -> Json:
     return schema | {"properties": properties, "required": ["type", *schema.get("required", [])]}
 
 
-def _error(status: int) -> Json:
-    return {"description": _ERRORS[status], "content": {"application/json": {"schema": ref("Error")}}}
+def _error(status: int, schema: str) -> Json:
+    return {"description": _ERRORS[status], "content": {"application/json": {"schema": ref(schema)}}}

@@ -15,6 +15,7 @@ from services.router.adapters.schema import (
     UNSUPPORTED,
     ChatBody,
     CompletionBody,
+    HypicOptions,
     MessageBody,
     SharedBody,
     StopList,
@@ -40,7 +41,7 @@ from services.router.domain.request import (
 from services.router.domain.tenancy import Caller
 from services.router.domain.tools import Tool
 
-__all__ = ["ParsedRequest", "RequestParser"]
+__all__ = ["ParsedRequest", "RequestParser", "read_content", "reuse_options"]
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -108,17 +109,12 @@ class RequestParser:
 
 
 def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, max_tokens: int | None, caller: Caller) -> ParsedRequest:
-    options = body.hypic.model_dump() if body.hypic else {}
     request = GenerationRequest(
         model=body.model,
         prompt=prompt,
         sampling=_sampling(body, max_tokens),
         stop=_stops(body.stop),
-        options=ReuseOptions(
-            Reuse(options.get("reuse", Reuse.COMPOSE)),
-            Cold(options.get("cold", Cold.PARALLEL)),
-            options.get("explain", False),
-        ),
+        options=reuse_options(body.hypic),
         namespace=replace(caller.namespace(), salt=body.cache_salt or ""),
         max_in_flight=caller.quotas.max_requests_in_flight,
     )
@@ -127,6 +123,13 @@ def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, max_tokens: int |
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     ignored = tuple(sorted(set(body.model_extra or {}) - set(UNSUPPORTED)))
     return ParsedRequest(request, bool(body.stream), include_usage, ignored)
+
+
+def reuse_options(given: HypicOptions | None) -> ReuseOptions:
+    """The client's `hypic` object, or the defaults."""
+    if given is None:
+        return ReuseOptions()
+    return ReuseOptions(Reuse(given.reuse), Cold(given.cold), given.explain)
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
@@ -173,13 +176,20 @@ def _message(value: object, path: str, located: list[LocatedDocument]) -> Messag
     calls = read_calls(message.tool_calls, f"{path}.tool_calls")
     if calls and role is not Role.ASSISTANT:
         raise PromptError(f"{path}.tool_calls: only an assistant calls tools", param=f"{path}.tool_calls")
-    content = _content(message.content, f"{path}.content", role, located)
+    content = read_content(message.content, f"{path}.content", role, located)
     if calls and content == [Text("")]:
         content = []
     return Message(role, tuple(content), calls, message.tool_call_id or "")
 
 
-def _content(value: object, path: str, role: Role, located: list[LocatedDocument]) -> Sequence[Content]:
+def read_content(
+    value: object, path: str, role: Role, located: list[LocatedDocument], beside: str = ""
+) -> Sequence[Content]:
+    """The content of a message: texts and documents, which are added to `located`. Parts of the kind `beside` are left out.
+
+    Raises:
+        PromptError: it is malformed.
+    """
     if isinstance(value, str):
         return [Text(read(TextPart, {"text": value}, path.removesuffix(".content")).text)]
     if value is None and role is Role.ASSISTANT:
@@ -188,14 +198,15 @@ def _content(value: object, path: str, role: Role, located: list[LocatedDocument
         raise PromptError(f"{path} must be a string or a list of parts", param=path, code="invalid_type")
     if len(value) > MAX_PARTS:
         raise PromptError(f"{path} may hold at most {MAX_PARTS} parts, not {len(value)}", param=path)
-    return [_content_part(part, f"{path}[{index}]", located) for index, part in enumerate(value)]
+    parts = [(f"{path}[{index}]", part) for index, part in enumerate(value)]
+    return [_content_part(part, where, located) for where, part in parts if not beside or part.get("type") != beside]
 
 
 def _content_part(value: object, path: str, located: list[LocatedDocument]) -> Content:
     kind = read_object(value, path).get("type")
     if kind == "text":
         part = read(TextPart, value, path)
-        return Text(part.text, bool(part.hypic and part.hypic.segment))
+        return Text(part.text, bool(part.hypic and part.hypic.segment), part.is_breakpoint)
     if kind == "document":
         document = read_document_part(value, path)
         located.append(LocatedDocument(path, document))

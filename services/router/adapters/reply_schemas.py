@@ -151,6 +151,36 @@ REPLIES: dict[str, Json] = {
         ),
     ),
     "Usage": _USAGE,
+    "AnthropicError": _object(
+        "Anthropic's envelope; the field's path stands in the message.",
+        type=_constant("error"),
+        error=_object("What went wrong.", type=_STRING, message=_STRING),
+        request_id=_STRING,
+    ),
+    "MessageReply": _object(
+        "A whole reply of `/v1/messages`.",
+        optional=("hypic",),
+        id=_STRING,
+        type=_constant("message"),
+        role=_constant("assistant"),
+        model=_STRING,
+        content=list_of({"anyOf": [ref("TextBlock"), ref("ToolUseBlock")]}),
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        stop_sequence=_or_null(_STRING),
+        usage=_object(
+            "Token counts. The prompt's are computed, captured for this and later requests, and reused.",
+            input_tokens=_INTEGER,
+            cache_creation_input_tokens=_INTEGER,
+            cache_read_input_tokens=_INTEGER,
+            output_tokens=_INTEGER,
+        ),
+        hypic=ref("Explanation"),
+    ),
+    "TextBlock": _object("Words of the model.", type=_constant("text"), text=_STRING),
+    "MessageEvent": _object(
+        "An event of a streamed reply, in Anthropic's order; usage is complete in `message_delta`.", type=_STRING
+    ),
+    "TokenCount": _object("Tokens of the prompt.", input_tokens=_INTEGER),
     "PartExplanation": _PART,
     "Explanation": _EXPLANATION,
     "ChatReply": _reply(

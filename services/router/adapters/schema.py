@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
+from services.router.adapters.fields import Closed, Strict
 from services.router.adapters.shapes import (
     CALLS,
     CONTENT,
@@ -17,32 +18,31 @@ from services.router.adapters.shapes import (
     DOCUMENTS,
     MAX_DOCUMENTS,
     MAX_MESSAGES,
-    MAX_PARTS,
     MAX_TOOLS,
     MESSAGES,
     PROMPT,
     SOURCE,
     STOPS,
-    TEXT_PARTS,
     TOOL_CHOICE,
     TOOLS,
 )
 
 __all__ = [
+    "BREAKPOINT",
     "UNSUPPORTED",
     "AnthropicSource",
+    "CacheBreakpoint",
+    "CacheControl",
     "ChatBody",
     "CohereData",
     "CohereDocument",
     "CompletionBody",
-    "DocumentBody",
     "DocumentFields",
     "DocumentPart",
     "HypicOptions",
-    "InvalidateBody",
+    "Marked",
     "MessageBody",
     "PartOptions",
-    "PinBody",
     "SharedBody",
     "StopList",
     "StopText",
@@ -83,15 +83,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class _Closed(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class HypicOptions(_Closed):
+class HypicOptions(Closed):
     """Our own options."""
 
     reuse: Literal["exact", "compose", "off"] = Field(
@@ -105,13 +97,41 @@ class HypicOptions(_Closed):
     explain: bool = Field(default=False, description="Whether the reply says how every part was served.")
 
 
-class PartOptions(_Closed):
+BREAKPOINT = "A prefix snapshot may stand behind this, and is reused exactly; it makes no segment."
+
+
+class CacheControl(Strict):
+    """Anthropic's breakpoint."""
+
+    type: Literal["ephemeral"] = Field(description="The kind of breakpoint.")
+    ttl: Literal["5m", "1h"] | None = Field(default=None, description="Accepted, without effect.")
+
+
+class CacheBreakpoint(Strict):
+    """OpenAI's breakpoint."""
+
+    mode: Literal["explicit"] = Field(default="explicit", description="The kind of breakpoint.")
+
+
+class Marked(Strict):
+    """What a breakpoint may stand behind."""
+
+    cache_control: CacheControl | None = Field(default=None, description=BREAKPOINT)
+    prompt_cache_breakpoint: CacheBreakpoint | None = Field(default=None, description=BREAKPOINT)
+
+    @property
+    def is_breakpoint(self) -> bool:
+        """Whether one does."""
+        return bool(self.cache_control or self.prompt_cache_breakpoint)
+
+
+class PartOptions(Closed):
     """`hypic` inside a content part."""
 
     segment: bool = Field(default=False, description="This text is self-contained, and reused wherever it stands.")
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """OpenAI's `stream_options`."""
 
     include_usage: bool = Field(default=False, description="A last chunk without choices carries `usage`.")
@@ -122,7 +142,6 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 DocumentId = Annotated[
     str | None, WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1, "maxLength": 512}, {"type": "null"}]})
 ]
-Tag = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class SharedBody(BaseModel):
@@ -153,6 +172,12 @@ class SharedBody(BaseModel):
         default=None, description="States are shared among requests of a tenant with the same salt alone."
     )
     user: str | None = Field(default=None, description="Accepted, without effect.")
+    prompt_cache_key: str | None = Field(default=None, description="Accepted: states are found by their content.")
+    prompt_cache_retention: str | None = Field(default=None, description="Accepted, without effect.")
+    prompt_cache_options: dict[str, Any] | None = Field(default=None, description="Accepted, without effect.")
+    cache_control: CacheControl | None = Field(
+        default=None, description="Accepted: snapshots stand at the ends of messages anyway."
+    )
     hypic: HypicOptions | None = Field(default=None, description="What is reused, and whether the reply explains it.")
 
 
@@ -183,19 +208,19 @@ class CompletionBody(SharedBody):
     prompt: Annotated[Any, PROMPT] = Field(description="One text; token ids and several prompts are refused.")
 
 
-class StopList(_Strict):
+class StopList(Strict):
     """The list form of `stop`."""
 
     stop: Annotated[list[Stop], Field(max_length=4)]
 
 
-class StopText(_Strict):
+class StopText(Strict):
     """The string form of `stop`."""
 
     stop: Stop
 
 
-class MessageBody(_Strict):
+class MessageBody(Strict):
     """One message."""
 
     role: str = Field(
@@ -209,14 +234,14 @@ class MessageBody(_Strict):
     function_call: SkipJsonSchema[Any] = None
 
 
-class TextPart(_Strict):
+class TextPart(Marked):
     """A content part of type `text`."""
 
     text: str = Field(description="The text.")
     hypic: PartOptions | None = Field(default=None, description="How the text is reused.")
 
 
-class DocumentFields(_Strict):
+class DocumentFields(Strict):
     """A document in plain form."""
 
     text: str = Field(description="The text, not empty.", json_schema_extra={"minLength": 1})
@@ -224,77 +249,37 @@ class DocumentFields(_Strict):
     id: DocumentId = Field(default=None, description="The name by which its states are invalidated.")
 
 
-class DocumentBody(_Closed):
-    """`POST /v1/documents`: a text, or text parts that are joined."""
+class CohereData(BaseModel):
+    """The `data` of a document in Cohere's form. Other fields are lines `name: value` ahead of the text, in their order."""
 
-    id: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
-        default=None, description="Its name; made from the text where none is given."
-    )
-    title: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="A line ahead of the text.")
-    text: str | None = Field(default=None, description="The text; either this or `parts`.")
-    parts: Annotated[list[Any], Field(min_length=1, max_length=MAX_PARTS), TEXT_PARTS] | None = Field(
-        default=None, description="Texts that are joined."
-    )
-    tags: Annotated[list[Tag], Field(max_length=32)] = Field(default=[], description="Names to invalidate it by.")
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
-        default=None, description="The salt of the requests that are to use it."
-    )
-    namespace: Literal["public"] | None = Field(default=None, description="For every tenant; administrators only.")
-
-
-class InvalidateBody(_Closed):
-    """`POST /v1/invalidate`: exactly one of tag, tenant and model."""
-
-    tag: Tag | None = Field(default=None, description="All documents with this tag.")
-    tenant: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
-        default=None, description="Everything of a tenant."
-    )
-    model: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
-        default=None, description="Everything of a model; administrators only."
-    )
-    namespace: Literal["public"] | None = Field(
-        default=None, description="In what serves every tenant; administrators only."
-    )
-
-
-class PinBody(_Closed):
-    """`POST` and `DELETE /v1/pins`: a document, of the caller's tenant unless one is named, or a whole tenant."""
-
-    document: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
-        default=None, description="The document's id; without it, the whole tenant."
-    )
-    tenant: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
-        default=None, description="Whose; the caller's by default, where a document is named."
-    )
-
-
-class CohereData(_Strict):
-    """The `data` of a document in Cohere's form."""
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     text: str | None = Field(default=None, description="The text.")
     snippet: str | None = Field(default=None, description="The text, where `text` is not given.")
     title: str | None = Field(default=None, description="A line ahead of the text.")
 
 
-class CohereDocument(_Strict):
+class CohereDocument(Strict):
     """A document in Cohere's form; `data` is text or a `CohereData`."""
 
     data: Annotated[Any, DATA] = Field(description="A text, or an object of fields.")
     id: DocumentId = Field(default=None, description="The name by which its states are invalidated.")
 
 
-class AnthropicSource(_Strict):
+class AnthropicSource(Strict):
     """The `source` of a document in Anthropic's form."""
 
     type: Literal["text"] = Field(description="The kind of source.")
     data: str = Field(description="The text, not empty.", json_schema_extra={"minLength": 1})
+    media_type: Literal["text/plain"] | None = Field(default=None, description="The kind of text.")
 
 
-class DocumentPart(_Strict):
+class DocumentPart(Marked):
     """A content part of type `document`: one of three forms, with the outer title and id as defaults."""
 
     document: Annotated[Any, DOCUMENT] = Field(default=None, description="The document, as an entry of `documents`.")
     source: Annotated[Any, SOURCE] = Field(default=None, description="Anthropic's form of the text.")
+    context: str | None = Field(default=None, description="Where it comes from, say: a line ahead of the text.")
     text: str | None = Field(default=None, description="The text, where neither `document` nor `source` is given.")
     title: str | None = Field(default=None, description="A line ahead of the text.")
     id: DocumentId = Field(default=None, description="The name by which its states are invalidated.")

@@ -5,22 +5,21 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from services.router.adapters.fields import read, read_object
+from services.router.adapters.fields import Strict, read, read_object
+from services.router.adapters.schema import Marked
 from services.router.domain.request import PromptError
 from services.router.domain.tools import Tool, ToolCall, json_text
 
 __all__ = ["CallBody", "ToolBody", "allows_calls", "read_calls", "read_tools"]
 
+# Not part of what the model reads.
+_MARKS = ("cache_control", "prompt_cache_breakpoint")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class FunctionBody(_Strict):
+class FunctionBody(Strict):
     """What a tool does."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)] = Field(
@@ -31,21 +30,21 @@ class FunctionBody(_Strict):
     strict: bool | None = Field(default=None, description="Accepted, without effect.")
 
 
-class ToolBody(_Strict):
+class ToolBody(Marked):
     """A tool that the model may call."""
 
     type: Literal["function"] = Field(description="The kind of tool.")
     function: FunctionBody = Field(description="The function.")
 
 
-class CalledBody(_Strict):
+class CalledBody(Strict):
     """The function of a call, and with what it was called."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)] = Field(description="Its name.")
     arguments: str = Field(description="The arguments, as the JSON text of an object.")
 
 
-class CallBody(_Strict):
+class CallBody(Strict):
     """A call that the model has made in an earlier turn."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)] = Field(description="The id that its result names.")
@@ -62,12 +61,14 @@ def read_tools(values: Sequence[Any]) -> tuple[Tool, ...]:
     tools: dict[str, Tool] = {}
     for index, value in enumerate(values):
         path = f"tools[{index}]"
-        name = read(ToolBody, value, path).function.name
+        body = read(ToolBody, value, path)
+        name = body.function.name
         if not _NAME.fullmatch(name):
             raise PromptError(f"{path}.function.name may hold letters, digits, _ and -", param=f"{path}.function.name")
         if name in tools:
             raise PromptError(f"{path}.function.name: there is another tool {name!r}", param=f"{path}.function.name")
-        tools[name] = Tool(name, json_text(value))
+        shown = {key: each for key, each in value.items() if key not in _MARKS}
+        tools[name] = Tool(name, json_text(shown), body.is_breakpoint)
     return tuple(tools.values())
 
 

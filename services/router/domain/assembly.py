@@ -89,7 +89,7 @@ class Assembler:
 
     def _slot_parts(self, kept: Sequence[KeptSlot]) -> Iterator[Part]:
         for slot, text in kept:
-            yield self._content_part(slot.content)
+            yield replace(self._content_part(slot.content), ends_prefix=slot.content.is_breakpoint)
             yield from self._template_parts(text, slot.closing)
 
     def _tool_block(self, kept: Sequence[KeptSlot]) -> Iterator[Part]:
@@ -100,7 +100,8 @@ class Assembler:
             ids += self.tokenizer.encode_template(text)
         last, text = kept[-1]
         ids += self.tokenizer.encode_plain(last.content.text)
-        yield self._segment(last.content.text, tuple(ids))
+        is_breakpoint = any(slot.content.is_breakpoint for slot, _ in kept)
+        yield replace(self._segment(last.content.text, tuple(ids)), ends_prefix=is_breakpoint)
         yield from self._template_parts(text, last.closing)
 
     def _template_parts(self, text: str, closing: str) -> Iterator[Part]:
@@ -108,7 +109,7 @@ class Assembler:
         head, found, rest = text.partition(closing) if closing else ("", "", text)
         if found:
             yield _live(self.tokenizer.encode_template(head))
-            yield replace(_live(self.tokenizer.encode_template(closing)), ends_message=True)
+            yield replace(_live(self.tokenizer.encode_template(closing)), ends_prefix=True)
         else:
             rest = text
         yield _live(self.tokenizer.encode_template(rest))
@@ -182,7 +183,7 @@ def _merge_live(parts: Sequence[Part]) -> list[Part]:
     merged: list[Part] = []
     for part in parts:
         previous = merged[-1] if merged else None
-        if previous and not previous.ends_message and _is_plain_live(previous) and _is_plain_live(part):
+        if previous and not previous.ends_prefix and _is_plain_live(previous) and _is_plain_live(part):
             merged[-1] = replace(part, token_ids=previous.token_ids + part.token_ids)
         else:
             merged.append(part)
@@ -192,6 +193,6 @@ def _merge_live(parts: Sequence[Part]) -> list[Part]:
 def _mark_prefix(parts: Sequence[Part]) -> list[Part]:
     """Parts up to the last message end ahead of every segment and of the last part are of kind `prefix`."""
     first_segment = next((i for i, part in enumerate(parts) if part.kind is PartKind.SEGMENT), len(parts) - 1)
-    ends = [i + 1 for i, part in enumerate(parts[:first_segment]) if part.ends_message]
+    ends = [i + 1 for i, part in enumerate(parts[:first_segment]) if part.ends_prefix]
     count = ends[-1] if ends else 0
     return [replace(part, kind=PartKind.PREFIX) for part in parts[:count]] + list(parts[count:])

@@ -341,7 +341,7 @@ def _prefix_entries(prompt: Prompt, hashes: list[bytes], min_tokens: int, reuse:
             break
         chain = chain_hash(chain, content, "exact")
         num_tokens += part.num_tokens
-        if part.ends_message and num_tokens >= min_tokens:
+        if part.ends_prefix and num_tokens >= min_tokens:
             documents = _documents(prompt.parts[: index + 1])
             entries.append(CacheEntry(EntryKind.PREFIX, chain, num_tokens, documents, index + 1))
     # The first end is the deployment's system prompt, the last ones are the conversation's newest turns.

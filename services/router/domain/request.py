@@ -1,6 +1,6 @@
 """What a client asks for, after its JSON has been checked and normalised."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from blake3 import blake3
@@ -49,10 +49,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A client string. `is_segment` is set by the client's `hypic: {segment: true}`."""
+    """A client string. `is_segment` is set by the client's `hypic: {segment: true}`, `is_breakpoint` by its marks for caches."""
 
     text: str
     is_segment: bool = False
+    is_breakpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Document:
     text: str
     title: str = ""
     document_id: str = ""
+    # A document is the same with and without a mark behind it.
+    is_breakpoint: bool = field(default=False, compare=False)
 
     @property
     def digest(self) -> bytes:

@@ -76,7 +76,7 @@ class SlotTable:
     def tool(self, tool: Tool) -> str:
         """The placeholder of a definition, which stands in the system's turn."""
         self._closing = self._ends.get(Role.SYSTEM, "")
-        return self._add(SlotKind.TOOL, Text(tool.definition))
+        return self._add(SlotKind.TOOL, Text(tool.definition, is_breakpoint=tool.is_breakpoint))
 
     def split(self, rendered: str) -> tuple[str, list[KeptSlot]]:
         """The template's text ahead of the first placeholder; then what each stands for, with the text behind it.

@@ -21,10 +21,14 @@ def new_call_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `definition`: the client's whole object, as JSON in its own order of keys."""
+    """A function that the model may call. `definition`: the client's whole object, as JSON in its own order of keys.
+
+    `is_breakpoint`: the client wants a prefix snapshot behind the tools.
+    """
 
     name: str
     definition: str
+    is_breakpoint: bool = False
 
     def parameter_types(self) -> Mapping[str, str]:
         """The JSON type of each parameter that declares one by name."""

@@ -29,12 +29,12 @@ from services.router.domain.ports import PartServing, Prefilled, ServedPart
 from services.router.domain.request import Reuse
 
 PROFILE = Profile("digest", min_segment_tokens=12, min_body=8, document_open="", document_close="")
-SYSTEM = Part(PartKind.PREFIX, tuple(range(20)), Reason.NOT_MARKED, ends_message=True)
-TURN = Part(PartKind.PREFIX, tuple(range(20, 50)), Reason.NOT_MARKED, ends_message=True)
+SYSTEM = Part(PartKind.PREFIX, tuple(range(20)), Reason.NOT_MARKED, ends_prefix=True)
+TURN = Part(PartKind.PREFIX, tuple(range(20, 50)), Reason.NOT_MARKED, ends_prefix=True)
 OPENING = Part(PartKind.LIVE, (1, 2, 3), Reason.NOT_MARKED)
 SEGMENT = Part(PartKind.SEGMENT, tuple(range(100, 140)), document_id="a")
 OTHER = Part(PartKind.SEGMENT, tuple(range(200, 230)), document_id="b")
-QUESTION = Part(PartKind.LIVE, (4, 5, 6), Reason.NOT_MARKED, ends_message=True)
+QUESTION = Part(PartKind.LIVE, (4, 5, 6), Reason.NOT_MARKED, ends_prefix=True)
 LAST = Part(PartKind.LIVE, (7, 8), Reason.LAST_PART)
 PROMPT = Prompt((SYSTEM, TURN, OPENING, SEGMENT, OTHER, SEGMENT, QUESTION, LAST))
 TICKET = Ticket("ticket", 1)
@@ -98,7 +98,7 @@ def test_chains_depend_on_everything_before() -> None:
 
 
 def test_short_prefixes_and_the_middle_of_long_conversations_are_not_asked_for() -> None:
-    turns = tuple(Part(PartKind.PREFIX, (n, n, n), Reason.NOT_MARKED, ends_message=True) for n in range(30))
+    turns = tuple(Part(PartKind.PREFIX, (n, n, n), Reason.NOT_MARKED, ends_prefix=True) for n in range(30))
     entries = draft(Prompt((*turns, LAST)), PROFILE, Reuse.COMPOSE).entries
     assert [entry.after_part for entry in entries] == [30, 29, 28, 27, 26, 25, 24, 3]
 

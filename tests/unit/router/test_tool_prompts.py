@@ -126,8 +126,8 @@ def test_the_block_of_tools_is_a_segment_of_its_own(template: str) -> None:
 def test_turns_end_behind_calls_and_results() -> None:
     for template in (JSON_CALLS, TAGGED_CALLS):
         prompt = assemble(template, {"messages": [SYSTEM, USER, calling("", {"city": "x"}), *RESULTS, USER]})
-        assert sum(part.ends_message for part in prompt.parts) == 5
-        assert all(text_of(part).endswith("<|im_end|>\n") for part in prompt.parts if part.ends_message)
+        assert sum(part.ends_prefix for part in prompt.parts) == 5
+        assert all(text_of(part).endswith("<|im_end|>\n") for part in prompt.parts if part.ends_prefix)
 
 
 def test_templates_without_tools_say_so() -> None:
