@@ -350,24 +350,62 @@ class FetchRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     FROM_LAYER_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    READER_PAGE_FIELD_NUMBER: _builtins.int
+    READER_NONCE_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     from_layer: _builtins.int
     wait_seconds: _builtins.float
     """How long to wait for a state that is being computed."""
+    reader_nonce: _builtins.bytes
+    @_builtins.property
+    def reader_page(self) -> Global___SharedMemory:
+        """Planes may come through memory: a page of the reader's, whose first bytes are the nonce and whose next eight say, as a
+        little-endian number, how many layers it has used. Who cannot see that page sends the bytes themselves.
+        """
+
     def __init__(
         self,
         *,
         key: _builtins.bytes = ...,
         from_layer: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
+        reader_page: Global___SharedMemory | None = ...,
+        reader_nonce: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reader_page", b"reader_page"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_layer", b"from_layer", "key", b"key", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_layer", b"from_layer", "key", b"key", "reader_nonce", b"reader_nonce", "reader_page", b"reader_page", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
+class SharedMemory(_message.Message):
+    """Memory of a process on the same host, found as /proc/PID/fd/DESCRIPTOR."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    DESCRIPTOR_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    descriptor: _builtins.int
+    num_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        descriptor: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "num_bytes", b"num_bytes", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedMemory: _TypeAlias = SharedMemory  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
@@ -386,6 +424,7 @@ class Chunk(_message.Message):
     LAYER_BYTES_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     BEING_COMPUTED_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     layer: _builtins.int
     plane: _builtins.str
@@ -408,6 +447,10 @@ class Chunk(_message.Message):
     """With the header: layers are sent as they are computed."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def memory(self) -> Global___SharedMemory:
+        """In place of data: a whole plane lies there, until the reader has said that it has used the layer."""
+
     def __init__(
         self,
         *,
@@ -424,10 +467,11 @@ class Chunk(_message.Message):
         layer_bytes: _builtins.int = ...,
         receipt: _builtins.bytes = ...,
         being_computed: _builtins.bool = ...,
+        memory: Global___SharedMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["being_computed", b"being_computed", "checksum", b"checksum", "data", b"data", "dtype", b"dtype", "header", b"header", "key", b"key", "layer", b"layer", "layer_bytes", b"layer_bytes", "layer_planes", b"layer_planes", "offset", b"offset", "plane", b"plane", "receipt", b"receipt", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["being_computed", b"being_computed", "checksum", b"checksum", "data", b"data", "dtype", b"dtype", "header", b"header", "key", b"key", "layer", b"layer", "layer_bytes", b"layer_bytes", "layer_planes", b"layer_planes", "memory", b"memory", "offset", b"offset", "plane", b"plane", "receipt", b"receipt", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

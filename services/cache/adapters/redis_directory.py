@@ -71,7 +71,6 @@ _FOUNDATIONS = {
     "invalidate": ("past", "removal"),
     "register": ("past", "removal"),
 }
-_TIMEOUT_SECONDS = 1.0
 _CONNECTIONS = 16
 
 
@@ -79,7 +78,8 @@ _CONNECTIONS = 16
 class RedisAddress:
     """Where Redis is, and who comes. The user needs no key outside `{prefix}:*`.
 
-    `ca_file`: certificates that sign the server's, with a `rediss://` URL; None trusts the system's.
+    `ca_file`: certificates that sign the server's, with a `rediss://` URL; None trusts the system's. `timeout_seconds`: a server
+    that answers nothing for so long counts as gone.
     """
 
     url: str
@@ -87,6 +87,7 @@ class RedisAddress:
     username: str = ""
     password: str = field(default="", repr=False)
     ca_file: Path | None = None
+    timeout_seconds: float = 1.0
 
 
 class RedisDirectory(Directory):
@@ -100,11 +101,12 @@ class RedisDirectory(Directory):
             decode_responses=True,
             legacy_responses=False,
             protocol=3,
-            socket_timeout=_TIMEOUT_SECONDS,
-            socket_connect_timeout=_TIMEOUT_SECONDS,
+            socket_timeout=address.timeout_seconds,
+            socket_connect_timeout=address.timeout_seconds,
             retry=retry,
             **_security(address),
         )
+        self._timeout_seconds = address.timeout_seconds
         self._turns = asyncio.Semaphore(_CONNECTIONS)
         self._base = f"{{{address.prefix}}}:"
         self._limits = limits
@@ -247,7 +249,7 @@ class RedisDirectory(Directory):
     async def _turn(self) -> AsyncIterator[None]:
         """Scripts run one after the other: beyond a few connections calls wait here, where the pool would refuse them."""
         if self._turns.locked():
-            async with asyncio.timeout(_TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._timeout_seconds):
                 await self._turns.acquire()
         else:
             await self._turns.acquire()
