@@ -49,6 +49,7 @@ check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of g
 	$(BIN)/python -m bench.docs --check
 	$(BIN)/python -m eval.docs --check
 	$(BIN)/python scripts/generate_proto.py --check
+	$(BIN)/python scripts/generate_monitoring.py --check
 
 bench: $(DEVELOPMENT) ## Measure speed on the demo model, families' exactness, tiers, simulated clusters; writes bench/results/ and its tables.
 	$(BIN)/python -m bench
