@@ -94,7 +94,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     background = Background(settings.max_background_captures)
     policy = _reuse_policy(settings)
     directory = GrpcDirectory(cache_channel)
-    metrics = RouterMetrics(CollectorRegistry(), pool.states)
+    metrics = RouterMetrics(CollectorRegistry(), pool.states, settings.tenant_groups)
     capturer = Capturer(pool, _hedge_policy(settings), metrics)
     services = ReuseServices(directory, pool, capturer, background, policy)
     gate = Gate(_keys(settings))
