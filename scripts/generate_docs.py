@@ -56,7 +56,8 @@ def metrics_page() -> str:
     """Every metric of every registry."""
     router, cache, worker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     RouterMetrics(router)
-    MeteredDirectory(MemoryDirectory(CacheSettings.from_environment().limits()), cache)
+    limits = CacheSettings.from_environment().limits()
+    MeteredDirectory(MemoryDirectory(limits), cache, limits.budget_bytes)
     WorkerMetrics(worker)
     lines = [
         "# Metrics",

@@ -21,6 +21,7 @@ from services.router.adapters.clients import GrpcDirectory
 from services.router.adapters.discovery import find_named, find_registered, keep_finding
 from services.router.adapters.document_client import GrpcDocuments
 from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app
+from services.router.adapters.http_admin import AdminSurface
 from services.router.adapters.http_documents import DocumentSurface
 from services.router.adapters.http_pins import PinSurface
 from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey
@@ -28,6 +29,7 @@ from services.router.adapters.metrics import MeteredRouter, RouterMetrics
 from services.router.adapters.model_builder import build_model
 from services.router.adapters.parse import RequestParser
 from services.router.adapters.quotas import BoundedRouter
+from services.router.adapters.store_client import GrpcStore
 from services.router.adapters.worker_pool import WorkerPool
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
@@ -126,6 +128,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     pages = (
         DocumentSurface(library, gate, settings.max_body_bytes).routes(),
         PinSurface(library, gate, settings.max_body_bytes).routes(),
+        AdminSurface(GrpcStore(cache_channel, settings.cache_timeout_seconds), gate).routes(),
     )
     return create_http_app(surface, pages, lifespan)
 

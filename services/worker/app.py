@@ -220,7 +220,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.ReportResponse:
         """See worker.proto."""
         myself = self._residency.myself
-        return worker_pb2.ReportResponse(load=myself.load, speeds=myself.speeds, draining=myself.is_draining)
+        return worker_pb2.ReportResponse(
+            load=myself.load, speeds=myself.speeds, draining=myself.is_draining, tiers=self._residency.usage()
+        )
 
     async def Drop(  # noqa: N802
         self,

@@ -105,6 +105,9 @@ class StateStore:
     def __contains__(self, key: bytes) -> bool:
         return key in self._states
 
+    def __len__(self) -> int:
+        return len(self._states)
+
     def __iter__(self) -> Iterator[StoredState]:
         return iter(self._states.values())
 
