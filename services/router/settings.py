@@ -51,6 +51,12 @@ class RouterSettings(ServiceSettings):
     max_body_bytes: int = Field(default=32 << 20, ge=1, description="larger request bodies are refused with 413")
     tokenizer_memo_bytes: int = Field(default=64 << 20, ge=1, description="memory for token ids of texts seen before")
 
+    console_requests: int = Field(
+        default=100,
+        ge=0,
+        le=10_000,
+        description="how many of the last requests /console shows; it keeps no text of them",
+    )
     request_timeout_seconds: Seconds = Field(default=600.0, description="deadline of a request on every hop")
     worker_refresh_seconds: Seconds = Field(default=2.0, description="between two looks for workers that came")
     worker_silence_seconds: Seconds = Field(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Eviction", "StoreDirectory", "TierUsage"]
+__all__ = ["Eviction", "StoreDirectory", "TierUsage", "WorkerStatus", "WorkerStatuses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,28 @@ class TierUsage:
     num_states: int
     used_bytes: int
     capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker as the router knows it. trouble: why it is not ready; requests of all routers, as it last reported them."""
+
+    worker_id: str
+    address: str
+    roles: tuple[str, ...]
+    state: str
+    trouble: str
+    num_running: int
+    num_waiting: int
+    tiers: tuple[TierUsage, ...]
+
+
+class WorkerStatuses(Protocol):
+    """Whoever knows the workers."""
+
+    def statuses(self) -> tuple[WorkerStatus, ...]:
+        """All, by address, reachable or not."""
+        ...
 
 
 class StoreDirectory(Protocol):
