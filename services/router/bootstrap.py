@@ -21,6 +21,8 @@ from services.router.adapters.clients import GrpcDirectory
 from services.router.adapters.discovery import find_named, find_registered, keep_finding
 from services.router.adapters.document_client import GrpcDocuments
 from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app
+from services.router.adapters.http_admin import AdminSurface
+from services.router.adapters.http_console import ConsoleSurface
 from services.router.adapters.http_documents import DocumentSurface
 from services.router.adapters.http_pins import PinSurface
 from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey
@@ -28,11 +30,14 @@ from services.router.adapters.metrics import MeteredRouter, RouterMetrics
 from services.router.adapters.model_builder import build_model
 from services.router.adapters.parse import RequestParser
 from services.router.adapters.quotas import BoundedRouter
+from services.router.adapters.recording import RecordingRouter
+from services.router.adapters.store_client import GrpcStore
 from services.router.adapters.worker_pool import WorkerPool
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
 from services.router.captures import Capturer
 from services.router.domain.hedging import HedgePolicy
+from services.router.domain.recent import RecentRequests
 from services.router.domain.tenancy import Keys, hash_key
 from services.router.library import Library, LibraryServices
 from services.router.reuse import ReusePolicy, ReuseServices
@@ -94,13 +99,15 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     background = Background(settings.max_background_captures)
     policy = _reuse_policy(settings)
     directory = GrpcDirectory(cache_channel)
-    metrics = RouterMetrics(CollectorRegistry(), pool.states)
+    metrics = RouterMetrics(CollectorRegistry(), pool.states, settings.tenant_groups)
     capturer = Capturer(pool, _hedge_policy(settings), metrics)
     services = ReuseServices(directory, pool, capturer, background, policy)
     gate = Gate(_keys(settings))
     limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
+    recent = RecentRequests(settings.console_requests)
+    store = GrpcStore(cache_channel, settings.cache_timeout_seconds)
     surface = HttpSurface(
-        MeteredRouter(BoundedRouter(Router(pool, services, limits)), metrics),
+        MeteredRouter(RecordingRouter(BoundedRouter(Router(pool, services, limits)), recent), metrics),
         pool,
         RequestParser(settings.completions_separator),
         metrics,
@@ -126,6 +133,8 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     pages = (
         DocumentSurface(library, gate, settings.max_body_bytes).routes(),
         PinSurface(library, gate, settings.max_body_bytes).routes(),
+        AdminSurface(store, gate).routes(),
+        ConsoleSurface(gate, recent, pool, store).routes(),
     )
     return create_http_app(surface, pages, lifespan)
 

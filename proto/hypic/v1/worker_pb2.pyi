@@ -870,22 +870,57 @@ class ReportResponse(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     SPEEDS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def load(self) -> _cache_pb2.WorkerLoad: ...
     @_builtins.property
     def speeds(self) -> _cache_pb2.WorkerSpeeds: ...
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierUsage]:
+        """What the worker stores: the engine's memory first, then the tiers below it."""
+
     def __init__(
         self,
         *,
         load: _cache_pb2.WorkerLoad | None = ...,
         speeds: _cache_pb2.WorkerSpeeds | None = ...,
         draining: _builtins.bool = ...,
+        tiers: _abc.Iterable[Global___TierUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "speeds", b"speeds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "load", b"load", "speeds", b"speeds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "load", b"load", "speeds", b"speeds", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
+
+@_typing.final
+class TierUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    NUM_STATES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    num_states: _builtins.int
+    used_bytes: _builtins.int
+    capacity_bytes: _builtins.int
+    """0: not known to the worker."""
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        num_states: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        capacity_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "num_states", b"num_states", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierUsage: _TypeAlias = TierUsage  # noqa: Y015

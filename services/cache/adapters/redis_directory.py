@@ -31,6 +31,7 @@ from services.cache.domain.errors import (
     UnknownLeaseError,
     UnknownWorkerError,
 )
+from services.cache.domain.evictions import Eviction
 from services.cache.domain.integrity import require_integrity
 from services.cache.domain.orders import (
     Claim,
@@ -59,15 +60,15 @@ __all__ = ["RedisAddress", "RedisDirectory"]
 
 _SCRIPTS = (
     "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "pin", "pinned", "documents", "states",
-    "heartbeat", "workers", "restore", "reconcile", "usage",
+    "heartbeat", "workers", "restore", "reconcile", "usage", "evictions",
 )  # fmt: skip
 # What a script stands on besides the prelude.
 _FOUNDATIONS = {
-    "plan": ("past",),
-    "publish": ("storing", "room"),
-    "pin": ("storing",),
-    "reconcile": ("storing", "room"),
-    "restore": ("storing", "past", "removal"),
+    "plan": ("past", "remembering"),
+    "publish": ("remembering", "storing", "room"),
+    "pin": ("remembering", "storing"),
+    "reconcile": ("remembering", "storing", "room"),
+    "restore": ("remembering", "storing", "past", "removal"),
     "invalidate": ("past", "removal"),
     "register": ("past", "removal"),
 }
@@ -153,9 +154,9 @@ class RedisDirectory(Directory):
             raise UnknownWorkerError(order.worker_id)
         if outcome != PublishOutcome.ACCEPTED:
             return PublishReply(PublishOutcome(outcome))
-        description, num_evicted, drop_keys = details
+        description, num_evicted, num_evicted_own, drop_keys = details
         record = codec.record(description)
-        return PublishReply(PublishOutcome.ACCEPTED, codec.keys(drop_keys), num_evicted, record)
+        return PublishReply(PublishOutcome.ACCEPTED, codec.keys(drop_keys), num_evicted, num_evicted_own, record)
 
     @override
     async def invalidate(self, scope: str) -> Removal:
@@ -222,6 +223,10 @@ class RedisDirectory(Directory):
         return codec.keys(
             await self._run("restore", worker=worker_id, records=[codec.claimed(claim) for claim in claims])
         )
+
+    @override
+    async def evictions(self) -> tuple[Eviction, ...]:
+        return codec.evictions(await self._run("evictions"))
 
     @override
     async def usage(self) -> Usage:

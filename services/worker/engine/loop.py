@@ -303,6 +303,7 @@ class Engine:
                     queue_seconds=prompt.admitted_at - prompt.since,
                     combine_seconds=time.monotonic() - prompt.admitted_at - prompt.blocked_seconds,
                     fetch_seconds=prompt.blocked_seconds,
+                    layer_waits=prompt.blocked,
                     snapshots=self._store_snapshots(prompt),
                 )
             )

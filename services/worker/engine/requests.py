@@ -1,7 +1,7 @@
 """What the engine is asked to do, and what it says back."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from services.worker.engine.sampling import SamplingOptions
@@ -102,13 +102,16 @@ class StoredSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PrefilledEvent:
-    """The prompt is combined; the first token follows. fetch_seconds: for which nothing ran, since layers had yet to come."""
+    """The prompt is combined; the first token follows. fetch_seconds: for which nothing ran, since layers had yet to come;
+    layer_waits: those seconds by the layer that was waited for.
+    """
 
     parts: tuple[ServedPart, ...]
     queue_seconds: float
     combine_seconds: float
     fetch_seconds: float
     snapshots: tuple[StoredSnapshot, ...]
+    layer_waits: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
