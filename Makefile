@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 MODEL ?= demo
 SOAK_SECONDS ?= 600
+ROLLING_REQUESTS ?= 2000
 DEVELOPMENT := $(VENV)/.development
 # CPU-sized thread pools: with several busy processes on few cores, more threads make small tensor steps slower.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help setup demo run test soak check bench test-gpu bench-gpu eval proto clean
+.PHONY: help setup demo run test soak rolling check bench test-gpu bench-gpu eval proto clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -39,6 +40,9 @@ soak: $(DEVELOPMENT) ## Kill services and Redis under load for SOAK_SECONDS (600
 	HYPIC_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -o timeout=0 -s tests/e2e/stack/test_stack_soak.py
 	HYPIC_LEAVING_CLIENTS=1000 $(BIN)/python -m pytest -o timeout=0 tests/e2e/stack/test_stack_workers.py
 	HYPIC_STATE_MACHINE_STEPS=12000 $(BIN)/python -m pytest tests/contract/test_directory_model.py
+
+rolling: $(DEVELOPMENT) ## Restart every service by SIGTERM under load until ROLLING_REQUESTS (2000) are answered; writes bench/results/router.json.
+	HYPIC_ROLLING_REQUESTS=$(ROLLING_REQUESTS) HYPIC_ROLLING_OUT=bench/results/router.json $(BIN)/python -m pytest -o timeout=0 -s tests/e2e/stack/test_stack_rolling.py
 
 check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of generated files.
 	$(BIN)/ruff check .
