@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 MODEL ?= demo
 SOAK_SECONDS ?= 600
+ROLLING_REQUESTS ?= 2000
 DEVELOPMENT := $(VENV)/.development
 ENGINE ?= docker
 IMAGES ?= hypic
@@ -15,7 +16,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help setup demo run test soak check bench test-gpu bench-gpu eval proto images clean
+.PHONY: help setup demo run test soak rolling check bench test-gpu bench-gpu eval proto images clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -44,6 +45,9 @@ soak: $(DEVELOPMENT) ## Kill services and Redis under load for SOAK_SECONDS (600
 	HYPIC_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -o timeout=0 -s tests/e2e/stack/test_stack_soak.py
 	HYPIC_LEAVING_CLIENTS=1000 $(BIN)/python -m pytest -o timeout=0 tests/e2e/stack/test_stack_workers.py
 	HYPIC_STATE_MACHINE_STEPS=12000 $(BIN)/python -m pytest tests/contract/test_directory_model.py
+
+rolling: $(DEVELOPMENT) ## Restart every service by SIGTERM under load until ROLLING_REQUESTS (2000) are answered; writes bench/results/router.json.
+	HYPIC_ROLLING_REQUESTS=$(ROLLING_REQUESTS) HYPIC_ROLLING_OUT=bench/results/router.json $(BIN)/python -m pytest -o timeout=0 -s tests/e2e/stack/test_stack_rolling.py
 
 check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of generated files.
 	$(BIN)/ruff check .

@@ -20,8 +20,6 @@ from services.router.served_model import Models, ServedModel
 
 __all__ = ["Router", "RouterLimits"]
 
-# Tokenizing this many characters takes about a millisecond; longer texts leave the event loop free.
-_INLINE_CHARACTERS = 4096
 _SERVINGS = {Served.PREFIX: PartServing.PREFIX}
 
 
@@ -184,16 +182,10 @@ class Router:
 
 
 async def _assemble(model: ServedModel, prompt: ChatPrompt | TextPrompt) -> Prompt:
-    if _num_characters(prompt) <= _INLINE_CHARACTERS:
+    """What takes long leaves the event loop free; what does not is spared the change of threads, which takes longer."""
+    if model.assembler.is_quick(prompt):
         return model.assembler.assemble(prompt)
     return await asyncio.to_thread(model.assembler.assemble, prompt)
-
-
-def _num_characters(prompt: ChatPrompt | TextPrompt) -> int:
-    if isinstance(prompt, TextPrompt):
-        return sum(map(len, prompt.pieces))
-    items = [*prompt.documents, *(item for message in prompt.messages for item in message.content)]
-    return sum(len(item.text) for item in items)
 
 
 def _prompt_field(request: GenerationRequest) -> str:

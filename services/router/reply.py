@@ -122,7 +122,9 @@ class Reply:
             raise InternalError("the worker ended a reply that it had not begun")
         self.is_done = True
         # Captures may have ended since, by another worker than was meant.
-        self._parts = explain_parts(self._note_captures(self._placed.plan), self._prefilled)
+        plan = self._note_captures(self._placed.plan)
+        if plan is not self._placed.plan:
+            self._parts = explain_parts(plan, self._prefilled)
         usage = Usage(
             prompt_tokens=sum(part.tokens for part in self._parts),
             completion_tokens=generated_tokens,

@@ -1,7 +1,7 @@
 """The REST surface."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 
@@ -148,17 +148,20 @@ async def _write_events(
 ) -> AsyncGenerator[bytes]:
     async with aclosing(events):
         try:
-            for chunk in form.opening():
-                yield server_sent_event(chunk)
-            for chunk in _chunks(first, form):
-                yield server_sent_event(chunk)
+            if opened := [*form.opening(), *_chunks(first, form)]:
+                yield _together(opened)
             async for event in events:
-                for chunk in _chunks(event, form):
-                    yield server_sent_event(chunk)
+                if chunks := _chunks(event, form):
+                    yield _together(chunks)
         except Exception as error:
             get_logger().exception("stream_failed")
             yield server_sent_event(http_error(error).envelope())
         yield DONE
+
+
+def _together(chunks: Iterable[Mapping[str, object]]) -> bytes:
+    """What is ready at once goes out at once: every write costs more than what it carries."""
+    return b"".join(map(server_sent_event, chunks))
 
 
 def _chunks(event: ReplyEvent, form: ReplyFormat) -> list[dict[str, object]]:
@@ -187,8 +190,9 @@ def create_http_app(
     """The ASGI application; `pages`: further endpoints."""
     app = FastAPI(title="hypic router", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     routes = APIRouter()
-    routes.add_api_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])
-    routes.add_api_route("/v1/completions", surface.completions, methods=["POST"])
+    # They read their bodies themselves: the framework's reading of parameters would only take time.
+    app.router.add_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])
+    app.router.add_route("/v1/completions", surface.completions, methods=["POST"])
     routes.add_api_route("/v1/models", surface.list_models, methods=["GET"])
     routes.add_api_route("/health/live", surface.live, methods=["GET"])
     routes.add_api_route("/health/ready", surface.ready, methods=["GET"])

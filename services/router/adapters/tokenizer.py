@@ -5,6 +5,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from blake3 import blake3
@@ -17,8 +18,11 @@ __all__ = ["IncrementalDetokenizer", "MemoizedIds", "TwoWayTokenizer"]
 
 # What an entry costs besides its ids: digest, list node, object headers.
 _ENTRY_OVERHEAD_BYTES = 256
-# Shorter texts are tokenized faster than they are hashed and looked up.
-_SHORTEST_MEMOIZED = 256
+# Shorter texts are tokenized about as fast as they are hashed and looked up.
+_SHORTEST_MEMOIZED = 32
+# Of the template's own texts, which prompts repeat again and again: how many are kept, and how long each may be.
+_TEMPLATE_TEXTS = 1024
+_LONGEST_TEMPLATE_TEXT = 256
 
 
 class MemoizedIds:
@@ -43,6 +47,11 @@ class MemoizedIds:
                 return None
             self._ids.move_to_end(digest)
         return tuple(ids)
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether `get` would find this text's ids, which stay as old as they are."""
+        with self._lock:
+            return digest in self._ids
 
     def put(self, digest: bytes, ids: Sequence[int]) -> None:
         """Remember ids; the oldest make room, and what exceeds the capacity alone is not kept."""
@@ -81,13 +90,20 @@ class TwoWayTokenizer:
             raise ModelRefusedError(f"the worker's tokenizer.json cannot be read: {error}") from error
         self._control_ids = frozenset(token["id"] for token in added if token.get("special"))
         self._memo = MemoizedIds(memo_bytes)
+        self._encode_short_template = lru_cache(_TEMPLATE_TEXTS)(self._encode_template)
         self._longest_token_bytes = max((len(token.encode()) for token in self._plain.get_vocab()), default=1)
         for token in added:
             self._check_unforgeable(token["content"])
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """See `Tokenizer`."""
-        return tuple(self._template.encode(text, add_special_tokens=False).ids)
+        if len(text) <= _LONGEST_TEMPLATE_TEXT:
+            return self._encode_short_template(text)
+        return self._encode_template(text)
+
+    def is_known(self, text: str) -> bool:
+        """See `Tokenizer`."""
+        return len(text) >= _SHORTEST_MEMOIZED and self._memo.holds(blake3(text.encode()).digest())
 
     def encode_plain(self, text: str) -> tuple[int, ...]:
         """See `Tokenizer`."""
@@ -107,6 +123,9 @@ class TwoWayTokenizer:
     def new_detokenizer(self) -> "IncrementalDetokenizer":
         """A detokenizer for one reply."""
         return IncrementalDetokenizer(self._template)
+
+    def _encode_template(self, text: str) -> tuple[int, ...]:
+        return tuple(self._template.encode(text, add_special_tokens=False).ids)
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         ids = tuple(self._plain.encode(text, add_special_tokens=False).ids)

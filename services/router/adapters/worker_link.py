@@ -16,7 +16,7 @@ from services.router.adapters.worker_load import WorkerLoad
 from services.router.domain.model import ModelRefusedError
 from services.router.domain.store import WorkerStatus
 from services.router.domain.unmeasured import UNMEASURED
-from services.router.domain.workers import TransferSpeed, WorkerSpeeds, WorkerView
+from services.router.domain.workers import Role, TransferSpeed, WorkerSpeeds, WorkerView
 
 __all__ = ["LinkState", "WorkerLink"]
 
@@ -86,6 +86,12 @@ class WorkerLink:
     def is_taken(self) -> bool:
         """Its worker serves the model and is there, whether or not it takes new work."""
         return self.state in (LinkState.READY, LinkState.DRAINING, LinkState.SILENT)
+
+    @property
+    def can_combine(self) -> bool:
+        """Its worker takes prompts, or would if it answered."""
+        is_open = self.state in (LinkState.READY, LinkState.SILENT)
+        return is_open and self.description is not None and Role.COMBINE in self.description.roles
 
     def admit(self, description: Description) -> None:
         """Take the described worker."""

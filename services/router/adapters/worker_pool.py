@@ -70,7 +70,7 @@ class WorkerPool:
 
     def require(self) -> ServedModel:
         """See `Models`."""
-        if self._model is None or not any(Role.COMBINE in view.roles and not view.is_draining for view in self.views()):
+        if self._model is None or not any(link.can_combine for link in self._links.values()):
             raise UnavailableError(self._trouble())
         return self._model
 

@@ -5,7 +5,6 @@ special tokens, client strings without, so that no client string can forge a con
 concatenation of its parts' ids in every reuse mode.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +23,13 @@ from services.router.domain.template_check import new_placeholder
 from services.router.domain.text_ports import ChatTemplate, TemplateError, TemplateMessage, Tokenizer
 
 __all__ = ["Assembler"]
+
+
+# Tokenizing this many characters takes about a millisecond.
+_MOST_UNKNOWN_CHARACTERS = 4096
+_MOST_QUICK_CHARACTERS = 1 << 16
+# A prompt's placeholders are its random mark and their number, in as many digits for all.
+_NUMBER_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,18 @@ class Assembler:
         self._refuse_hopeless([item.text for message in messages for item in message.content], "messages")
         return self._finish(self._chat_parts(messages), "messages")
 
+    def is_quick(self, prompt: ChatPrompt | TextPrompt) -> bool:
+        """Whether `assemble` takes about a millisecond: little text, or text whose ids are at hand."""
+        texts = _texts(prompt)
+        if sum(map(len, texts)) > _MOST_QUICK_CHARACTERS:
+            return False
+        unknown = 0
+        for text in texts:
+            unknown += 0 if self.tokenizer.is_known(text) else len(text)
+            if unknown > _MOST_UNKNOWN_CHARACTERS:
+                return False
+        return True
+
     def document_part(self, document: Document) -> Part:
         """A document as it stands in every prompt: a segment, or live when it is too short to be reused.
 
@@ -80,44 +98,44 @@ class Assembler:
         yield _live(self.tokenizer.encode_plain(last))
 
     def _chat_parts(self, messages: Sequence[Message]) -> Iterator[Part]:
-        slots: dict[str, _Slot] = {}
-        template_messages = [self._fill_slots(message, slots) for message in messages]
+        slots: list[_Slot] = []
+        mark = new_placeholder()
+        template_messages = [self._fill_slots(message, mark, slots) for message in messages]
         try:
             rendered = self.template.render_prompt(template_messages)
         except TemplateError as error:
             raise PromptError(f"the chat template refuses these messages: {error}", param="messages") from error
-        closing = ""
-        pieces = re.split(f"({'|'.join(slots)})", rendered)
-        if sorted(pieces[1::2]) != sorted(slots):
+        opening, *pieces = rendered.split(mark)
+        numbers = [piece[:_NUMBER_DIGITS] for piece in pieces]
+        if sorted(numbers) != [_number(index) for index in range(len(slots))]:
             raise PromptError("the chat template does not keep these messages whole", param="messages")
-        for piece in pieces:
-            slot = slots.get(piece)
-            if slot is None:
-                yield from self._template_parts(piece, closing)
-                closing = ""
-            else:
-                yield self._content_part(slot.content)
-                closing = slot.closing
+        yield from self._template_parts(opening, "")
+        for number, piece in zip(numbers, pieces, strict=True):
+            slot = slots[int(number)]
+            yield self._content_part(slot.content)
+            yield from self._template_parts(piece[_NUMBER_DIGITS:], slot.closing)
 
-    def _fill_slots(self, message: Message, slots: dict[str, _Slot]) -> TemplateMessage:
-        names = [new_placeholder() for _ in message.content]
+    def _fill_slots(self, message: Message, mark: str, slots: list[_Slot]) -> TemplateMessage:
         closing = self.message_ends.get(message.role, "")
-        for name, content in zip(names, message.content, strict=True):
-            slots[name] = _Slot(content, closing if name == names[-1] else "")
-        return TemplateMessage(message.role, "".join(names))
+        first = len(slots)
+        last = first + len(message.content) - 1
+        slots += [
+            _Slot(content, closing if index == last else "") for index, content in enumerate(message.content, first)
+        ]
+        return TemplateMessage(message.role, "".join(f"{mark}{_number(index)}" for index in range(first, last + 1)))
 
     def _template_parts(self, text: str, closing: str) -> Iterator[Part]:
         if closing and text.startswith(closing):
             yield replace(_live(self.tokenizer.encode_template(closing)), ends_message=True)
             text = text.removeprefix(closing)
-        yield _live(self.tokenizer.encode_template(text))
+        if text:
+            yield _live(self.tokenizer.encode_template(text))
 
     def _content_part(self, content: Content) -> Part:
         if isinstance(content, Document):
-            title = f"{content.title}\n" if content.title else ""
             ids = (
                 *self.tokenizer.encode_template(self.profile.document_open),
-                *self.tokenizer.encode_plain(f"{title}{content.text}"),
+                *self.tokenizer.encode_plain(_plain_text(content)),
                 *self.tokenizer.encode_template(self.profile.document_close),
             )
             digest = content.digest if content.document_id else b""
@@ -155,8 +173,26 @@ class Assembler:
             )
 
 
+def _number(index: int) -> str:
+    return f"{index:0{_NUMBER_DIGITS}}"
+
+
 def _live(ids: tuple[int, ...]) -> Part:
     return Part(PartKind.LIVE, ids, Reason.NOT_MARKED)
+
+
+def _texts(prompt: ChatPrompt | TextPrompt) -> list[str]:
+    if isinstance(prompt, TextPrompt):
+        return list(prompt.pieces)
+    items = [*prompt.documents, *(item for message in prompt.messages for item in message.content)]
+    return [_plain_text(item) for item in items]
+
+
+def _plain_text(content: Content) -> str:
+    """What of it is tokenized as a client string."""
+    if isinstance(content, Document) and content.title:
+        return f"{content.title}\n{content.text}"
+    return content.text
 
 
 def _place_documents(prompt: ChatPrompt) -> list[Message]:

@@ -62,7 +62,10 @@ class Directory(Protocol):
     """The cache service. Every method raises a `HypicError` when it cannot answer in `timeout_seconds`."""
 
     async def plan(self, query: PlanQuery, timeout_seconds: float) -> PlanAnswer:
-        """Look up all entries at once, atomically for each entry; creates or extends a lease and its tickets."""
+        """Look up all entries at once, atomically for each entry; creates or extends a lease and its tickets.
+
+        A caller that is cancelled, or does not wait long enough, has nothing to release: a lease made for it is given back.
+        """
         ...
 
     async def renew(self, lease_id: str, lease_seconds: float, timeout_seconds: float) -> None:
