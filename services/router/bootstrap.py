@@ -32,6 +32,7 @@ from services.router.adapters.worker_pool import WorkerPool
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
 from services.router.captures import Capturer
+from services.router.choices import ChoosingRouter
 from services.router.domain.hedging import HedgePolicy
 from services.router.domain.tenancy import Keys, hash_key
 from services.router.library import Library, LibraryServices
@@ -100,7 +101,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     gate = Gate(_keys(settings))
     limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
     surface = HttpSurface(
-        MeteredRouter(BoundedRouter(Router(pool, services, limits)), metrics),
+        MeteredRouter(BoundedRouter(ChoosingRouter(Router(pool, services, limits).generate)), metrics),
         pool,
         RequestParser(settings.completions_separator),
         metrics,
