@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from services.common.errors import InternalError, UnavailableError
 from services.common.telemetry import get_logger, new_request_id
 from services.router.deadline import Deadline
+from services.router.domain.checks import check_sampling
 from services.router.domain.parts import Prompt
 from services.router.domain.placing import PlacedPrompt
 from services.router.domain.plan import PartPlan, Served
@@ -134,7 +135,7 @@ class Router:
             lease_id=session.lease_id,
             parts=tuple(self._part_order(each, placed.worker_id) for each in placed.plan.parts),
             sampling=request.sampling,
-            stop_token_ids=model.info.stop_token_ids,
+            stop_token_ids=request.sampling.all_stop_token_ids(model.info.stop_token_ids),
             prefix_key=placed.plan.prefix_key,
             snapshots=placed.plan.snapshots,
         )
@@ -178,6 +179,7 @@ class Router:
                 code="context_length_exceeded",
             )
         max_tokens = wanted or min(room, self._limits.default_max_tokens)
+        check_sampling(request.sampling, max_tokens, model.info.vocab_size)
         return replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
 
 

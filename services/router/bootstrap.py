@@ -37,6 +37,7 @@ from services.router.adapters.worker_pool import WorkerPool
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
 from services.router.captures import Capturer
+from services.router.choices import ChoosingRouter
 from services.router.domain.hedging import HedgePolicy
 from services.router.domain.recent import RecentRequests
 from services.router.domain.tenancy import Keys, hash_key
@@ -113,7 +114,9 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     recent = RecentRequests(settings.console_requests)
     store = GrpcStore(cache_channel, settings.cache_timeout_seconds)
     surface = HttpSurface(
-        MeteredRouter(RecordingRouter(BoundedRouter(Router(pool, services, limits)), recent), metrics),
+        MeteredRouter(
+            RecordingRouter(BoundedRouter(ChoosingRouter(Router(pool, services, limits).generate)), recent), metrics
+        ),
         pool,
         RequestParser(settings.completions_separator),
         metrics,

@@ -191,5 +191,5 @@ class GrpcWorker:
 def _known_event(event: worker_pb2.GenerateEvent) -> GenerateEvent:
     try:
         return messages.generate_event(event)
-    except KeyError as error:
+    except (KeyError, ValueError) as error:
         raise InternalError(f"the worker sent an unknown value {error}") from error

@@ -1,6 +1,7 @@
 """The REST surface."""
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.middleware import RequestIds, install_error_handlers
 from services.router.adapters.parse import ParsedRequest, RequestParser
-from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead
+from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead, WholeChoice
 from services.router.adapters.streaming import DONE, EventStream, server_sent_event, until_disconnect
 from services.router.domain.request import PromptError
 from services.router.domain.tenancy import Caller, Scope
@@ -130,29 +131,42 @@ async def _first(events: AsyncGenerator[ReplyEvent]) -> ReplyEvent:
 
 
 async def _collect(events: AsyncGenerator[ReplyEvent], form: ReplyFormat) -> dict[str, object]:
-    texts: list[str] = []
-    done: Done | None = None
+    deltas: defaultdict[int, list[Delta]] = defaultdict(list)
+    ends: list[Done] = []
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Delta):
-                texts.append(event.text)
+                deltas[event.choice].append(event)
             elif isinstance(event, Done):
-                done = event
-    if done is None:
+                ends.append(event)
+    if not ends:
         raise HypicError("the reply ended without a finish")
-    return form.whole("".join(texts), done)
+    return form.whole([_whole(deltas[done.choice], done) for done in _in_order(ends)])
+
+
+def _whole(deltas: Sequence[Delta], done: Done) -> WholeChoice:
+    tokens = tuple(token for delta in deltas for token in delta.tokens)
+    return WholeChoice("".join(delta.text for delta in deltas), tokens, done)
+
+
+def _in_order(ends: Sequence[Done]) -> list[Done]:
+    return sorted(ends, key=lambda done: done.choice)
 
 
 async def _write_events(
     first: ReplyEvent, events: AsyncGenerator[ReplyEvent], form: ReplyFormat
 ) -> AsyncGenerator[bytes]:
+    ends = [first] if isinstance(first, Done) else []
     async with aclosing(events):
         try:
             if opened := [*form.opening(), *_chunks(first, form)]:
                 yield _together(opened)
             async for event in events:
+                ends += [event] if isinstance(event, Done) else []
                 if chunks := _chunks(event, form):
                     yield _together(chunks)
+            if closed := list(form.ending(_in_order(ends))):
+                yield _together(closed)
         except Exception as error:
             get_logger().exception("stream_failed")
             yield server_sent_event(http_error(error).envelope())
@@ -166,7 +180,7 @@ def _together(chunks: Iterable[Mapping[str, object]]) -> bytes:
 
 def _chunks(event: ReplyEvent, form: ReplyFormat) -> list[dict[str, object]]:
     if isinstance(event, Delta):
-        return [form.delta(event.text)]
+        return [form.delta(event)]
     return list(form.closing(event)) if isinstance(event, Done) else []
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "REMEDIES",
     "UNSUPPORTED",
     "AnthropicSource",
     "ChatBody",
@@ -32,10 +33,7 @@ __all__ = [
 # Parameters of OpenAI's and vLLM's API that would change the reply and cannot be honoured, with the values that
 # ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
@@ -48,19 +46,25 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ([],),
     "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+}
+
+
+# What to do instead, where leaving the parameter out is not all there is to say.
+REMEDIES = {
+    "best_of": "ask for several choices with n, and choose among them by their logprobs",
+    "prompt_logprobs": "log probabilities are told of generated tokens only, by logprobs",
+    "echo": "put the prompt in front of the reply on the client's side",
+    "suffix": "put what follows into the prompt, in the form that the model was trained on",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "modalities": "this server writes text; ask for ['text']",
+    "audio": "this server writes text",
+    "web_search_options": "search on the client's side and send what was found as documents",
 }
 
 
@@ -96,6 +100,11 @@ Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Tag = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
 class SharedBody(BaseModel):
     """What both endpoints accept; unknown fields are kept, to be named in a response header."""
 
@@ -106,7 +115,16 @@ class SharedBody(BaseModel):
     temperature: Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=300)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
     stop: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -121,12 +139,15 @@ class ChatBody(SharedBody):
     messages: Annotated[list[Any], Field(min_length=1)]
     documents: list[Any] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class CompletionBody(SharedBody):
     """`POST /v1/completions`."""
 
     prompt: Any
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
 class StopList(_Strict):

@@ -12,6 +12,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from services.router.adapters.token_bytes import TokenBytes
 from services.router.domain.model import ModelRefusedError
 
 __all__ = ["IncrementalDetokenizer", "MemoizedIds", "TwoWayTokenizer"]
@@ -89,6 +90,7 @@ class TwoWayTokenizer:
         except Exception as error:  # the library raises nothing more precise
             raise ModelRefusedError(f"the worker's tokenizer.json cannot be read: {error}") from error
         self._control_ids = frozenset(token["id"] for token in added if token.get("special"))
+        self._spelling = TokenBytes(self._template, description)
         self._memo = MemoizedIds(memo_bytes)
         self._encode_short_template = lru_cache(_TEMPLATE_TEXTS)(self._encode_template)
         self._longest_token_bytes = max((len(token.encode()) for token in self._plain.get_vocab()), default=1)
@@ -122,7 +124,7 @@ class TwoWayTokenizer:
 
     def new_detokenizer(self) -> "IncrementalDetokenizer":
         """A detokenizer for one reply."""
-        return IncrementalDetokenizer(self._template)
+        return IncrementalDetokenizer(self._template, self._spelling)
 
     def _encode_template(self, text: str) -> tuple[int, ...]:
         return tuple(self._template.encode(text, add_special_tokens=False).ids)
@@ -144,10 +146,15 @@ class TwoWayTokenizer:
 class IncrementalDetokenizer:
     """Text of one reply, id by id; holds back bytes that do not complete a character."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, spelling: TokenBytes) -> None:
         self._tokenizer = tokenizer
+        self._spelling = spelling
         self._stream = DecodeStream(skip_special_tokens=True)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See `Detokenizer`."""
         return "".join(self._stream.step(self._tokenizer, token_id) or "" for token_id in token_ids)
+
+    def spell(self, token_id: int) -> bytes:
+        """See `Detokenizer`."""
+        return self._spelling.spell(token_id)

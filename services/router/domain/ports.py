@@ -26,6 +26,7 @@ __all__ = [
     "Prefilled",
     "ServedPart",
     "Source",
+    "TokenLogprobs",
     "Tokens",
     "Work",
     "Worker",
@@ -176,10 +177,27 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model held a token: its natural logarithm, and the likeliest tokens with theirs, best first."""
+
+    own: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
-    """Generated ids, in order."""
+    """Generated ids, in order; logprobs: one a token where they were asked for.
+
+    Raises:
+        ValueError: they are not one a token.
+    """
 
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.logprobs and len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.logprobs)} log probabilities for {len(self.token_ids)} tokens")
 
 
 class FinishReason(StrEnum):

@@ -68,3 +68,7 @@ class Detokenizer(Protocol):
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these ids complete; an unfinished character is held back. Special tokens give no text."""
         ...
+
+    def spell(self, token_id: int) -> bytes:
+        """The bytes of one token by itself, a special token's name included."""
+        ...

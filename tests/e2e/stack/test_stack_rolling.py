@@ -1,7 +1,7 @@
 """A rolling restart of every service under load fails no request.
 
-`HYPIC_ROLLING_REQUESTS` asks for rounds until so many requests have been answered (`make rolling`), `HYPIC_ROLLING_OUT` for rows in
-that result file.
+`HYPIC_ROLLING_REQUESTS` asks for rounds until so many requests have been answered (`make rolling`), `HYPIC_ROLLING_OUT` for rows
+in that result file.
 """
 
 import os
