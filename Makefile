@@ -5,12 +5,18 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 MODEL ?= demo
 SOAK_SECONDS ?= 600
+ROLLING_REQUESTS ?= 2000
 DEVELOPMENT := $(VENV)/.development
+ENGINE ?= docker
+IMAGES ?= hypic
+# PyTorch's index of CPU wheels keeps the CPU worker's image some 3 GB smaller.
+TORCH_INDEX ?=
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # CPU-sized thread pools: with several busy processes on few cores, more threads make small tensor steps slower.
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help setup demo run test soak check bench test-gpu bench-gpu eval proto clean
+.PHONY: help setup demo run test soak rolling check bench test-gpu bench-gpu eval proto images clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -40,6 +46,9 @@ soak: $(DEVELOPMENT) ## Kill services and Redis under load for SOAK_SECONDS (600
 	HYPIC_LEAVING_CLIENTS=1000 $(BIN)/python -m pytest -o timeout=0 tests/e2e/stack/test_stack_workers.py
 	HYPIC_STATE_MACHINE_STEPS=12000 $(BIN)/python -m pytest tests/contract/test_directory_model.py
 
+rolling: $(DEVELOPMENT) ## Restart every service by SIGTERM under load until ROLLING_REQUESTS (2000) are answered; writes bench/results/router.json.
+	HYPIC_ROLLING_REQUESTS=$(ROLLING_REQUESTS) HYPIC_ROLLING_OUT=bench/results/router.json $(BIN)/python -m pytest -o timeout=0 -s tests/e2e/stack/test_stack_rolling.py
+
 check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of generated files.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,6 +58,7 @@ check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of g
 	$(BIN)/python -m bench.docs --check
 	$(BIN)/python -m eval.docs --check
 	$(BIN)/python scripts/generate_proto.py --check
+	$(BIN)/python scripts/generate_monitoring.py --check
 
 bench: $(DEVELOPMENT) ## Measure speed on the demo model, families' exactness, tiers, simulated clusters; writes bench/results/ and its tables.
 	$(BIN)/python -m bench
@@ -72,6 +82,11 @@ eval: $(DEVELOPMENT) ## Measure answer quality on the demo model, short form.
 
 proto: $(DEVELOPMENT) ## Generate Python from proto/.
 	$(BIN)/python scripts/generate_proto.py
+
+images: ## Build the container images with ENGINE (docker); IMAGES is the prefix of their names.
+	$(ENGINE) build -f deploy/images/cpu.Dockerfile --target services -t $(IMAGES)/services:$(VERSION) .
+	$(ENGINE) build -f deploy/images/cpu.Dockerfile --target worker --build-arg TORCH_INDEX=$(TORCH_INDEX) -t $(IMAGES)/worker-cpu:$(VERSION) .
+	$(ENGINE) build -f deploy/images/gpu.Dockerfile --target worker -t $(IMAGES)/worker-gpu:$(VERSION) .
 
 clean: ## Remove .venv and caches.
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis

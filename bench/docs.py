@@ -62,10 +62,11 @@ def render_page(page: str) -> str:
     """The page with every table made anew from the result file that its marker names."""
 
     def fill(block: re.Match[str]) -> str:
-        result = read_results(ROOT / block["file"])
-        if block["subject"]:
+        path = ROOT / block["file"]
+        result = read_results(path) if path.exists() else None
+        if result is not None and block["subject"]:
             result = of_subject(result, block["subject"])
-        if not result.rows:
+        if result is None or not result.rows:
             return f"{block['head']}Not measured yet.\n{block['end']}"
         count = int(block["count"]) if block["count"] else None
         table = render_lines(result, block["line"]) if block["line"] else render_table(result, count)

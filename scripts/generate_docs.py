@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -54,23 +56,41 @@ def metrics_page() -> str:
     """Every metric of every registry."""
     router, cache, worker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     RouterMetrics(router)
-    MeteredDirectory(MemoryDirectory(CacheSettings.from_environment().limits()), cache)
+    limits = CacheSettings.from_environment().limits()
+    MeteredDirectory(MemoryDirectory(limits), cache, limits.budget_bytes)
     WorkerMetrics(worker)
     lines = [
         "# Metrics",
         "",
         "Made from the registries by `python scripts/generate_docs.py`. The router serves `/metrics` on its own port; cache",
-        "service and worker on `…_METRICS_PORT` when it is set. No label carries a tenant's or a document's text.",
+        "service and worker on `…_METRICS_PORT` when it is set. No label carries a tenant's or a document's text:",
+        "`tenant_group` is one of at most 16 names of `HYPIC_ROUTER_TENANT_GROUPS`. Names and buckets are vLLM's where the thing",
+        "is the same. A worker's counts and the router's add up to the prompts, as `usage` does; a router that has not counted a",
+        "reply yet (its client left, or it goes on) is behind its worker.",
     ]
     for title, registry in (("Router", router), ("Cache service", cache), ("Worker", worker)):
-        lines += ["", f"## {title}", "", "| metric | type | meaning |", "| --- | --- | --- |", *_metrics(registry)]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| metric | type | labels | meaning |",
+            "| --- | --- | --- | --- |",
+            *_metrics(registry),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _metrics(registry: CollectorRegistry) -> Iterator[str]:
+    labels = {name: _labels(collector) for collector, names in registry._collector_to_names.items() for name in names}
     for metric in registry.collect():
-        suffix = "_total" if metric.type == "counter" else ""
-        yield f"| `{metric.name}{suffix}` | {metric.type} | {metric.documentation} |"
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        yield f"| `{name}` | {metric.type} | {labels[metric.name]} | {metric.documentation} |"
+
+
+def _labels(collector: Collector) -> str:
+    """An instrument knows the names of its labels, and so does the family that a collector describes."""
+    described = next(iter(collector.describe())) if not isinstance(collector, MetricWrapperBase) else collector
+    return ", ".join(f"`{name}`" for name in getattr(described, "_labelnames", ()))
 
 
 def main() -> None:

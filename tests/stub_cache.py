@@ -34,6 +34,7 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
     publish_delay_seconds: float = 0.0
     workers: list[cache_pb2.RegisteredWorker] = field(default_factory=list)
     published: list[cache_pb2.PublishRequest] = field(default_factory=list)
+    evictions: list[cache_pb2.Eviction] = field(default_factory=list)
 
     async def Plan(  # noqa: N802
         self, request_iterator: AsyncIterable[cache_pb2.PlanRequest], context: PlanContext
@@ -105,6 +106,15 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
         context: grpc.aio.ServicerContext[cache_pb2.HeartbeatRequest, cache_pb2.HeartbeatResponse],
     ) -> cache_pb2.HeartbeatResponse:
         return cache_pb2.HeartbeatResponse(time_to_live_seconds=30)
+
+    async def ListEvictions(  # noqa: N802
+        self,
+        request: cache_pb2.ListEvictionsRequest,
+        context: grpc.aio.ServicerContext[cache_pb2.ListEvictionsRequest, cache_pb2.ListEvictionsResponse],
+    ) -> cache_pb2.ListEvictionsResponse:
+        if self.is_down:
+            raise UnavailableError("the stub is down")
+        return cache_pb2.ListEvictionsResponse(evictions=self.evictions)
 
     async def ListWorkers(  # noqa: N802
         self,

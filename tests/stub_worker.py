@@ -100,6 +100,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
                 can_capture=self.can_capture,
                 can_combine=self.can_combine,
                 moves_states=True,
+                vocab_size=self.tokenizer.get_vocab_size(),
             )
         )
         content = self.tokenizer.to_str().encode()
@@ -187,13 +188,22 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         for index, token_id in enumerate(shown):
             if index == self.dies_after_tokens:
                 raise WorkerDiedError("the stub died mid-stream")
-            yield worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[token_id]))
+            logprobs = self._logprobs(token_id, request.sampling)
+            yield worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[token_id], logprobs=logprobs))
             await asyncio.sleep(self.token_delay_seconds)
         is_whole = len(shown) == len(ids)
         reason = worker_pb2.FINISH_REASON_STOP if is_whole else worker_pb2.FINISH_REASON_LENGTH
         yield worker_pb2.GenerateEvent(
             finished=worker_pb2.Finished(reason=reason, decode_seconds=0.003, generated_tokens=len(shown))
         )
+
+    def _logprobs(self, token_id: int, sampling: worker_pb2.Sampling) -> list[worker_pb2.TokenLogprobs]:
+        """The drawn token is the likeliest, the others follow by id."""
+        if not sampling.HasField("logprobs"):
+            return []
+        top = [token_id, *range(sampling.logprobs)][: sampling.logprobs]
+        values = [-0.5 - rank for rank in range(len(top))]
+        return [worker_pb2.TokenLogprobs(logprob=-0.5, top_token_ids=top, top_logprobs=values)]
 
     async def _wait_for_sources(self, request: worker_pb2.GenerateRequest) -> None:
         """As a fetch of what is being captured does."""

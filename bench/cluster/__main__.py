@@ -15,6 +15,7 @@ from bench.cluster.h200 import derive_costs, foretold
 from bench.cluster.policy import measure_policy
 from bench.cluster.real import measure_real
 from bench.cluster.simulated import H200, measure_fairness, measure_simulated
+from bench.cluster.transfers import measure_transfers
 from bench.cluster.worker_costs import Sizes, measure_costs
 from bench.results import Row, cpu_device, merge_results, read_results
 from services.simulator.costs import SHIPPED, read_costs
@@ -36,6 +37,7 @@ _SUBJECTS: dict[str, Callable[[], Iterable[Row]]] = {
     "simulated": measure_simulated,
     "fairness": measure_fairness,
     "costs": measure_foretold,
+    "transfers": lambda: measure_transfers(_DEMO_CHECKPOINT),
     "real": lambda: measure_real(_DEMO_CHECKPOINT, read_costs(_DEMO)),
 }
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import uvloop
 
 from bench.results import Row, merge_results
+from bench.store.contract import measure_contract
 from bench.store.load import Latencies, percentile, run_closed, run_open
 from bench.store.policies import load_traces, measure_policies
 from bench.store.redis_alone import RedisRate, measure_redis
 from bench.store.service import Served, Shape, draw_plans, fill, serve
 
 _REACH_MS = {"memory": 8.0, "redis": 15.0}
-_PLANS, _POLICIES = "plans_", "policies"
-_SUBJECTS = (*(f"{_PLANS}{directory}" for directory in _REACH_MS), _POLICIES)
+_PLANS, _POLICIES, _CONTRACT = "plans_", "policies", "contract"
+_SUBJECTS = (*(f"{_PLANS}{directory}" for directory in _REACH_MS), _POLICIES, _CONTRACT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ def main() -> None:
     for subject in arguments.subjects or _SUBJECTS:
         if subject == _POLICIES:
             rows = list(measure_policies(load_traces(arguments.trace)))
+        elif subject == _CONTRACT:
+            rows = list(measure_contract())
         else:
             # As in the router, whose client the load goes through.
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -4,6 +4,7 @@ Calls go through the router's own client, whose releases nobody waits for.
 """
 
 import asyncio
+import gc
 import math
 import random
 import time
@@ -83,6 +84,9 @@ async def run_open(served: Served, plans: Sequence[PlanQuery], rate: float, seed
         except HypicError:
             latencies.num_refused += 1
 
+    # A collection that walks all these plans stops this process for 0.1 s, which no router's requests would see.
+    gc.collect()
+    gc.freeze()
     with _timed(served, latencies):
         due = time.perf_counter()
         async with asyncio.TaskGroup() as arrivals:

@@ -177,6 +177,12 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         with _wire_errors():
             return messages.workers_message(await self._cache.list_workers())
 
+    @override
+    async def ListEvictions(self, request: pb.ListEvictionsRequest, context: _Context) -> pb.ListEvictionsResponse:
+        """Who evicted whom."""
+        with _wire_errors():
+            return messages.evictions_message(await self._cache.evictions())
+
 
 @contextmanager
 def _wire_errors() -> Iterator[None]:

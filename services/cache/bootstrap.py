@@ -87,7 +87,7 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
         JournalError: the journal cannot be used.
     """
     secret = settings.secret.get_secret_value().encode() if settings.secret else secrets.token_bytes(32)
-    directory = MeteredDirectory(create_directory(settings, secret), registry)
+    directory = MeteredDirectory(create_directory(settings, secret), registry, settings.budget_bytes)
     cache = SegmentCache(directory, secret, settings.lease_seconds)
     servicer = CacheServicer(
         cache, DocumentRegistry(directory, secret), Pins(directory, secret), settings.worker_ttl_seconds

@@ -46,13 +46,22 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A restarted pod keeps its name and has another address; by default a name is asked again after half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
+# Targets that stand for several addresses, in gRPC's own notation; calls go to all of them in turn.
+_SPREAD = ("dns:///", "ipv4:", "ipv6:")
+_SPREAD_OPTIONS = [*_CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin")]
 
 
 def create_channel(address: str) -> grpc.aio.Channel:
-    """A channel to one peer, without TLS. One a peer and process."""
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    """A channel to one peer, without TLS. One a peer and process.
+
+    `host:port` is one peer; `dns:///name:port` all addresses of the name (a headless service), over which calls are spread.
+    """
+    options = _SPREAD_OPTIONS if address.startswith(_SPREAD) else _CHANNEL_OPTIONS
+    return grpc.aio.insecure_channel(address, options=options)
 
 
 def request_metadata() -> tuple[tuple[str, str], ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from services.common.errors import InternalError, UnavailableError
 from services.common.telemetry import get_logger, new_request_id
 from services.router.deadline import Deadline
+from services.router.domain.checks import check_sampling
 from services.router.domain.parts import Prompt
 from services.router.domain.placing import PlacedPrompt
 from services.router.domain.plan import PartPlan, Served
@@ -20,8 +21,6 @@ from services.router.served_model import Models, ServedModel
 
 __all__ = ["Router", "RouterLimits"]
 
-# Tokenizing this many characters takes about a millisecond; longer texts leave the event loop free.
-_INLINE_CHARACTERS = 4096
 _SERVINGS = {Served.PREFIX: PartServing.PREFIX}
 
 
@@ -137,7 +136,7 @@ class Router:
             lease_id=session.lease_id,
             parts=tuple(self._part_order(each, placed.worker_id) for each in placed.plan.parts),
             sampling=request.sampling,
-            stop_token_ids=model.info.stop_token_ids,
+            stop_token_ids=request.sampling.all_stop_token_ids(model.info.stop_token_ids),
             prefix_key=placed.plan.prefix_key,
             snapshots=placed.plan.snapshots,
         )
@@ -172,20 +171,15 @@ class Router:
                 code="context_length_exceeded",
             )
         max_tokens = wanted or min(room, self._limits.default_max_tokens)
+        check_sampling(request.sampling, max_tokens, model.info.vocab_size)
         return replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
 
 
 async def _assemble(model: ServedModel, prompt: ChatPrompt | TextPrompt) -> Prompt:
-    if _num_characters(prompt) <= _INLINE_CHARACTERS:
+    """What takes long leaves the event loop free; what does not is spared the change of threads, which takes longer."""
+    if model.assembler.is_quick(prompt):
         return model.assembler.assemble(prompt)
     return await asyncio.to_thread(model.assembler.assemble, prompt)
-
-
-def _num_characters(prompt: ChatPrompt | TextPrompt) -> int:
-    if isinstance(prompt, TextPrompt):
-        return sum(map(len, prompt.pieces))
-    items = [*prompt.documents, *(item for message in prompt.messages for item in message.content)]
-    return sum(len(item.text) for item in items) + sum(len(tool.definition) for tool in prompt.tools)
 
 
 def _prompt_field(request: GenerationRequest) -> str:

@@ -1,6 +1,7 @@
 """Wires the router and runs it."""
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -21,6 +22,8 @@ from services.router.adapters.clients import GrpcDirectory
 from services.router.adapters.discovery import find_named, find_registered, keep_finding
 from services.router.adapters.document_client import GrpcDocuments
 from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app
+from services.router.adapters.http_admin import AdminSurface
+from services.router.adapters.http_console import ConsoleSurface
 from services.router.adapters.http_documents import DocumentSurface
 from services.router.adapters.http_messages import MessageSurface
 from services.router.adapters.http_pins import PinSurface
@@ -29,17 +32,24 @@ from services.router.adapters.metrics import MeteredRouter, RouterMetrics
 from services.router.adapters.model_builder import build_model
 from services.router.adapters.parse import RequestParser
 from services.router.adapters.quotas import BoundedRouter
+from services.router.adapters.recording import RecordingRouter
+from services.router.adapters.store_client import GrpcStore
 from services.router.adapters.worker_pool import WorkerPool
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
 from services.router.captures import Capturer
+from services.router.choices import ChoosingRouter
 from services.router.domain.hedging import HedgePolicy
+from services.router.domain.recent import RecentRequests
 from services.router.domain.tenancy import Keys, hash_key
 from services.router.library import Library, LibraryServices
 from services.router.reuse import ReusePolicy, ReuseServices
 from services.router.settings import RouterSettings
 
 __all__ = ["RouterServer", "bind", "create_app", "create_server", "main", "serve"]
+
+
+_ADDED_OBJECTS_TO_COLLECT = 50_000
 
 
 class RouterServer(uvicorn.Server):
@@ -74,6 +84,8 @@ def create_server(settings: RouterSettings) -> RouterServer:
         create_app(settings, draining),
         log_config=None,
         access_log=False,
+        # Nothing here looks at a client's address, least of all at one that a header claims.
+        proxy_headers=False,
         lifespan="on",
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
     )
@@ -95,12 +107,16 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     background = Background(settings.max_background_captures)
     policy = _reuse_policy(settings)
     directory = GrpcDirectory(cache_channel)
-    metrics = RouterMetrics(CollectorRegistry(), pool.states)
+    metrics = RouterMetrics(CollectorRegistry(), pool.states, settings.tenant_groups)
     capturer = Capturer(pool, _hedge_policy(settings), metrics)
     services = ReuseServices(directory, pool, capturer, background, policy)
     gate = Gate(_keys(settings))
     limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
-    generator = MeteredRouter(BoundedRouter(Router(pool, services, limits)), metrics)
+    recent = RecentRequests(settings.console_requests)
+    store = GrpcStore(cache_channel, settings.cache_timeout_seconds)
+    generator = MeteredRouter(
+        RecordingRouter(BoundedRouter(ChoosingRouter(Router(pool, services, limits).generate)), recent), metrics
+    )
     surface = HttpSurface(
         generator,
         pool,
@@ -129,6 +145,8 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
         MessageSurface(generator, pool, metrics, gate, settings.max_body_bytes).routes(),
         DocumentSurface(library, gate, settings.max_body_bytes).routes(),
         PinSurface(library, gate, settings.max_body_bytes).routes(),
+        AdminSurface(store, gate).routes(),
+        ConsoleSurface(gate, recent, pool, store).routes(),
     )
     return create_http_app(surface, pages, lifespan)
 
@@ -149,6 +167,9 @@ def main() -> None:
     # uvicorn raises the signal again once it has ended; by then there is nothing left to do.
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, _ignore)
+    # What a request leaves is freed as it ends; looking through all that lives, as often as by default, is a tenth of the work.
+    gc.freeze()
+    gc.set_threshold(_ADDED_OBJECTS_TO_COLLECT)
     try:
         listener = bind(settings)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from services.common.errors import InternalError
 from services.router.domain.explain import (
@@ -14,9 +15,10 @@ from services.router.domain.explain import (
 )
 from services.router.domain.placing import PlacedPrompt
 from services.router.domain.plan import Plan
-from services.router.domain.ports import Finished, FinishReason, GenerateEvent, Prefilled, Tokens
+from services.router.domain.ports import Finished, FinishReason, GenerateEvent, Prefilled, TokenLogprobs, Tokens
 from services.router.domain.request import GenerationRequest
-from services.router.domain.stops import StopFilter
+from services.router.domain.shown_tokens import PendingTokens, ShownToken
+from services.router.domain.stops import StopFilter, StopResult
 from services.router.domain.text_ports import Detokenizer
 
 __all__ = ["Delta", "Done", "PlanningSeconds", "Reply", "ReplyEvent", "Started"]
@@ -29,18 +31,24 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of the reply's text, never empty."""
+    """A piece of a choice's text, with the tokens that begin in it where their log probabilities were asked for.
+
+    Empty only where tokens without text end the reply.
+    """
 
     text: str
+    tokens: tuple[ShownToken, ...] = ()
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of the reply. `stop`: the stop string that ended it."""
+    """The end of a choice. `stop`: the stop string that ended it."""
 
     reason: FinishReason
     usage: Usage
     explanation: Explanation
+    choice: int = 0
     stop: str = ""
 
 
@@ -78,7 +86,8 @@ class Reply:
         self._parts: tuple[PartExplanation, ...] = ()
         self._prefilled: Prefilled | None = None
         self._first_token_seconds = 0.0
-        self._num_tokens = 0
+        self._num_tokens = self._num_characters = self._num_shown = 0
+        self._pending = PendingTokens(detokenizer.spell)
         self.is_done = False
 
     def take(self, event: GenerateEvent, elapsed_seconds: float) -> Iterator[ReplyEvent]:
@@ -104,18 +113,32 @@ class Reply:
         yield Started()
 
     def _take_tokens(self, event: Tokens, elapsed_seconds: float) -> Iterator[ReplyEvent]:
-        self._num_tokens += len(event.token_ids)
-        shown = self._stops.push(self._detokenizer.push(event.token_ids))
-        if shown.text:
-            yield Delta(shown.text)
-        if shown.is_stopped:
-            decode_seconds = elapsed_seconds - self._first_token_seconds
-            yield replace(self._finish(FinishReason.STOP, self._num_tokens, decode_seconds), stop=shown.stop)
+        for token_id, logprobs in zip_longest(event.token_ids, event.logprobs):
+            shown = self._push(token_id, logprobs)
+            self._num_shown += len(shown.text)
+            if shown.text:
+                yield Delta(shown.text, self._pending.take(self._num_shown))
+            if shown.is_stopped:
+                decode_seconds = elapsed_seconds - self._first_token_seconds
+                done = self._finish(FinishReason.STOP, self._num_tokens, decode_seconds)
+                yield replace(done, stop=shown.stop)
+                return
+
+    def _push(self, token_id: int, logprobs: TokenLogprobs | None) -> StopResult:
+        if logprobs is not None:
+            self._pending.add(token_id, logprobs, self._num_characters)
+        self._num_tokens += 1
+        text = self._detokenizer.push([token_id])
+        self._num_characters += len(text)
+        # As vLLM does: no stop string is looked for in the text of the first `min_tokens` tokens.
+        is_early = self._num_tokens <= self._request.sampling.min_tokens
+        return StopResult(text) if is_early else self._stops.push(text)
 
     def _take_finished(self, event: Finished) -> Iterator[ReplyEvent]:
         held = self._stops.flush()
-        if held:
-            yield Delta(held)
+        tokens = self._pending.flush()
+        if held or tokens:
+            yield Delta(held, tokens)
         yield self._finish(event.reason, event.generated_tokens, event.decode_seconds)
 
     def _finish(self, reason: FinishReason, generated_tokens: int, decode_seconds: float) -> Done:
@@ -123,7 +146,9 @@ class Reply:
             raise InternalError("the worker ended a reply that it had not begun")
         self.is_done = True
         # Captures may have ended since, by another worker than was meant.
-        self._parts = explain_parts(self._note_captures(self._placed.plan), self._prefilled)
+        plan = self._note_captures(self._placed.plan)
+        if plan is not self._placed.plan:
+            self._parts = explain_parts(plan, self._prefilled)
         usage = Usage(
             prompt_tokens=sum(part.tokens for part in self._parts),
             completion_tokens=generated_tokens,

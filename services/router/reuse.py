@@ -32,7 +32,7 @@ from services.router.domain.plan import (
     settle_segments,
     without_directory,
 )
-from services.router.domain.ports import CaptureOrder, Directory, PlanAnswer, PlanQuery, Workers
+from services.router.domain.ports import CaptureOrder, Directory, PlanQuery, Workers
 from services.router.domain.request import Cold, Namespace, ReuseOptions
 from services.router.domain.schedule import Schedule
 from services.router.domain.workers import WorkerView
@@ -172,7 +172,8 @@ class ReuseSession:
             return
         started = time.monotonic()
         try:
-            answer = await self._plan_or_release(self._query(entries))
+            timeout = min(self._services.policy.cache_timeout_seconds, self.deadline.remaining())
+            answer = await self._services.directory.plan(self._query(entries), timeout)
         except HypicError as error:
             get_logger().warning("plan_failed", error=str(error))
             self.plan = without_directory(self.plan)
@@ -198,19 +199,6 @@ class ReuseSession:
             lease_seconds=self._services.policy.lease_seconds,
             lease_id=self.lease_id,
         )
-
-    async def _plan_or_release(self, query: PlanQuery) -> PlanAnswer:
-        """A cancelled request still learns of the lease that its plan created, and releases it."""
-        timeout = min(self._services.policy.cache_timeout_seconds, self.deadline.remaining())
-        call = asyncio.create_task(self._services.directory.plan(query, timeout))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            if query.lease_id:
-                call.cancel()
-            else:
-                self._services.background.spawn(self._release_late(call))
-            raise
 
     def _views(self) -> list[WorkerView]:
         return [view for view in self._services.workers.views() if view.worker_id not in self._lost]
@@ -332,10 +320,6 @@ class ReuseSession:
 
     async def _release(self, lease_id: str) -> None:
         await self._services.directory.release(lease_id, self._services.policy.cache_timeout_seconds)
-
-    async def _release_late(self, call: asyncio.Task[PlanAnswer]) -> None:
-        answer = await call
-        await self._release(answer.lease_id)
 
 
 def _order(each: PartPlan) -> CaptureOrder:

@@ -1,6 +1,7 @@
 """The router's settings: variables `HYPIC_ROUTER_…`."""
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -8,10 +9,12 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.common.settings import ServiceSettings
-from services.router.domain.tenancy import PUBLIC_TENANT
+from services.router.domain.tenancy import OTHER_TENANTS, PUBLIC_TENANT
 
 __all__ = ["RouterSettings"]
 
+_MAX_TENANT_GROUPS = 16
+_GROUP = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -35,6 +38,11 @@ class RouterSettings(ServiceSettings):
     )
     api_key: SecretStr = Field(default=SecretStr(""), description="one key that allows everything, in place of a file")
     tenant: str = Field(default="default", min_length=1, description="whose states are used where no key file is set")
+    tenant_groups: dict[str, str] = Field(
+        default={},
+        description='a JSON object, `{"acme": "gold"}`: the name that metrics give a tenant, at most 15 different ones; all'
+        " other tenants are `other`",
+    )
     completions_separator: str = Field(
         default="", description="cuts prompts of /v1/completions into segments; empty is off"
     )
@@ -43,6 +51,12 @@ class RouterSettings(ServiceSettings):
     max_body_bytes: int = Field(default=32 << 20, ge=1, description="larger request bodies are refused with 413")
     tokenizer_memo_bytes: int = Field(default=64 << 20, ge=1, description="memory for token ids of texts seen before")
 
+    console_requests: int = Field(
+        default=100,
+        ge=0,
+        le=10_000,
+        description="how many of the last requests /console shows; it keeps no text of them",
+    )
     request_timeout_seconds: Seconds = Field(default=600.0, description="deadline of a request on every hop")
     worker_refresh_seconds: Seconds = Field(default=2.0, description="between two looks for workers that came")
     worker_silence_seconds: Seconds = Field(
@@ -80,6 +94,16 @@ class RouterSettings(ServiceSettings):
     @classmethod
     def _check_workers(cls, value: str) -> str:
         _split_addresses(value)
+        return value
+
+    @field_validator("tenant_groups")
+    @classmethod
+    def _check_tenant_groups(cls, value: dict[str, str]) -> dict[str, str]:
+        groups = set(value.values()) - {OTHER_TENANTS}
+        if len(groups) > _MAX_TENANT_GROUPS - 1:
+            raise ValueError(f"{len(groups)} different groups; metrics can bear {_MAX_TENANT_GROUPS - 1}, so join some")
+        if bad := sorted(group for group in groups if not _GROUP.fullmatch(group)):
+            raise ValueError(f"the group {bad[0]!r} must be letters, digits, '_', '-' and '.', at most 64 of them")
         return value
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from services.common.errors import InvalidRequestError, NotFoundError, Unavailab
 from services.worker.adapters import messages
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.engine_thread import EngineThread
-from services.worker.adapters.metrics import WorkerMetrics
+from services.worker.adapters.metrics import TokenGaps, WorkerMetrics
 from services.worker.adapters.prompt_fetch import PromptFetch
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel
@@ -137,7 +137,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         job = messages.generate_request(request, call_id, self._served.spec.vocab_size, _sink_to(events))
         ordered = {part.key: part.capture for part in request.parts if part.HasField("capture")}
         tickets = ordered | {order.key: order.ticket for order in request.snapshots}
-        publishing = _Publishing(self._residency, tickets)
+        publishing, gaps = _Publishing(self._residency, tickets), TokenGaps(self._metrics)
         wanted = messages.wanted_states(request)
         counted = self._running.begin()
         self._transfers.use(wanted)
@@ -165,7 +165,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     self._on_prefilled(event)
                     for snapshot in event.snapshots:
                         publishing.start(snapshot.key, snapshot.size_bytes)
-                self._metrics.generation_tokens.inc(isinstance(event, TokenEvent))
+                if isinstance(event, TokenEvent):
+                    gaps.note_token()
         except EngineError as error:
             raise messages.service_error(error) from error
         finally:
@@ -219,7 +220,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.ReportResponse:
         """See worker.proto."""
         myself = self._residency.myself
-        return worker_pb2.ReportResponse(load=myself.load, speeds=myself.speeds, draining=myself.is_draining)
+        return worker_pb2.ReportResponse(
+            load=myself.load, speeds=myself.speeds, draining=myself.is_draining, tiers=self._residency.usage()
+        )
 
     async def Drop(  # noqa: N802
         self,
@@ -240,7 +243,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._residency.tiers.policy.captures.observe(event.seconds, event.pass_tokens)
 
     def _on_prefilled(self, event: PrefilledEvent) -> None:
-        self._metrics.on_prefilled(event)
+        self._metrics.on_prefilled(event, len(self._served.spec.layers))
         computed = sum(part.live_tokens + part.captured_tokens for part in event.parts)
         self._residency.tiers.policy.engine.observe(event.combine_seconds, computed)
 

@@ -6,6 +6,7 @@ WorkerError
 ├── SplitError               the model cannot be split over so many ranks
 ├── RankError                the ranks of a group are no longer alike, or one is gone
 ├── TierError                a tier below the engine's memory cannot be opened
+├── UnseenMemoryError        another worker's shared memory cannot be mapped here
 ├── NoRoomError              a pool cannot give what was asked for now
 └── EngineError              a request failed in the engine
     ├── EngineFullError      the waiting line is full

@@ -212,7 +212,7 @@ def _assemble(
     tiers = BlobTiers(served, stores, metrics)
     states = TieredStates(engine, served, tiers)
     residency = Residency(engine, CacheClient(channel, identity), tier, states)
-    peers = PeerStates(served, settings.reached_at, ByteBudget(settings.fetch_bytes))
+    peers = PeerStates(served, settings.reached_at, ByteBudget(settings.fetch_bytes), settings.shares_memory)
     transfers = Transfers(engine, served, states, peers, residency, metrics, settings.fetch_seconds)
     place = WorkerPlace(
         settings.worker_id,

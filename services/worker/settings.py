@@ -110,6 +110,11 @@ class WorkerSettings(ServiceSettings):
         default=5.0, gt=0.0, description="longest wait of a prompt for stored states; then they are computed in place"
     )
 
+    shares_memory: bool = Field(
+        default=True,
+        description="states go to workers of the same host through memory that both map, where both see each other's processes",
+    )
+
     drain_seconds: float = Field(
         default=30.0,
         ge=0.0,

@@ -149,9 +149,17 @@ class Rig:
 
 
 def create_rig(
-    kind: str, redis_url: str, limits: Limits = LIMITS, clock: Clock | None = None, life: str = "one life"
+    kind: str,
+    redis_url: str,
+    limits: Limits = LIMITS,
+    clock: Clock | None = None,
+    life: str = "one life",
+    timeout_seconds: float = 30.0,
 ) -> Rig:
-    """A rig over a directory that holds nothing; with the same `life` it takes back what another one has published."""
+    """A rig over a directory that holds nothing; with the same `life` it takes back what another one has published.
+
+    timeout_seconds: of Redis; long, since a machine that is busy with other tests is no server that has gone.
+    """
     clock = clock or Clock()
     directory: Directory
     if kind == "memory":
@@ -160,7 +168,8 @@ def create_rig(
         prefix = f"test-{secrets.token_hex(6)}"
         with redis.Redis.from_url(redis_url) as client:
             client.set(f"{{{prefix}}}:life", life)
-        directory = RedisDirectory(RedisAddress(redis_url, prefix), limits, clock)
+        address = RedisAddress(redis_url, prefix, timeout_seconds=timeout_seconds)
+        directory = RedisDirectory(address, limits, clock)
     return rig_over(directory, kind, clock, redis_url)
 
 

@@ -136,7 +136,11 @@ class EngineWithTiers:
 
 @asynccontextmanager
 async def run_engine(
-    directory: Path, stores: Sequence[BlobStore], fetch_seconds: float = CALL_SECONDS, profile: str = ""
+    directory: Path,
+    stores: Sequence[BlobStore],
+    fetch_seconds: float = CALL_SECONDS,
+    profile: str = "",
+    shares_memory: bool = False,
 ) -> AsyncIterator[EngineWithTiers]:
     """An engine over a checkpoint in `directory`, written where it is not there; stores and engine must add up at the end."""
     if not (directory / "config.json").exists():
@@ -150,7 +154,7 @@ async def run_engine(
     await engine.start()
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
-    peers = PeerStates(served, "127.0.0.1:1", ByteBudget(1 << 26))
+    peers = PeerStates(served, "127.0.0.1:1", ByteBudget(1 << 26), shares_memory)
     tiers = TieredStates(engine, served, BlobTiers(served, stores, metrics))
     copies = ListedCopies()
     transfers = Transfers(engine, served, tiers, peers, copies, metrics, fetch_seconds)

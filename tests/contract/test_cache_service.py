@@ -351,6 +351,41 @@ async def test_metrics_count_what_happened(service: Service) -> None:
     assert sample("hypic_cache_plan_seconds_count") == 2
 
 
+async def test_evictions_and_misses_are_told_by_tenant_and_by_budget() -> None:
+    settings = CacheSettings.from_environment(
+        listen_address="127.0.0.1:0", secret=SECRET, budget_bytes=250, share_seconds=1e-9
+    )
+    async with running(settings) as service:
+        await service.beat()
+        # Of equally long segments the larger leaves first.
+        for tenant, content, size in (
+            ("acme", b"a", 110),
+            ("beta", b"b", 105),
+            ("beta", b"c", 100),
+            ("acme", b"a", 110),
+        ):
+            entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=content * 32, num_tokens=70)
+            message = pb.PlanRequest(
+                namespace=pb.Namespace(tenant=tenant), model="m", profile_digest="p", entries=[entry]
+            )
+            plan = await service.ask(message)
+            await service.publish(plan.entries[0], size)
+            await service.stub.Release(pb.ReleaseRequest(lease_ids=[plan.lease_id]), timeout=DEADLINE_SECONDS)
+        rows = (await service.stub.ListEvictions(pb.ListEvictionsRequest(), timeout=DEADLINE_SECONDS)).evictions
+        assert sorted((row.evictor, row.victim, row.num_entries, row.size_bytes, row.num_tokens) for row in rows) == [
+            ("acme", "beta", 1, 105, 70),
+            ("beta", "acme", 1, 110, 70),
+        ]
+        assert service.registry.get_sample_value("hypic_cache_evictions_total", {"reason": "room"}) == 2
+        missed = {
+            budget: service.registry.get_sample_value("hypic_cache_missed_tokens_total", {"budget": budget})
+            for budget in ("new", "1.25", "1.5", "2", "more", "tenant_budget")
+        }
+        # 110 bytes more than 250 would have kept it.
+        assert missed == {"new": 210, "1.25": 0, "1.5": 70, "2": 0, "more": 0, "tenant_budget": 0}
+        assert service.registry.get_sample_value("hypic_cache_budget_bytes") == 250
+
+
 async def test_a_stream_of_plans_ends_with_the_service_and_not_with_its_grace() -> None:
     settings = CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET)
     process = await start(settings, CollectorRegistry())

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -46,6 +46,8 @@ class DirectoryMachine(RuleBasedStateMachine):
     kind: ClassVar[str] = "memory"
     redis_url: ClassVar[str] = ""
     limits: ClassVar[Limits] = BUDGETS
+    # Over all histories of one subclass.
+    num_checks: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,6 +301,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             assert shown == sorted(f"doc-{name[-1]}" for name in self.model.records if tenant_of(name) == tenant)
         assert usage.num_workers == len(self.model.workers)
         self.run(self.rig.directory.check_integrity())
+        type(self).num_checks += 1
 
 
 # A check of everything behind every step, on a machine that may be busy; `make soak` takes longer for many more steps.
@@ -306,11 +309,16 @@ class DirectoryMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("limits", [BUDGETS, STRICT], ids=["plain", "strict"])
 @pytest.mark.parametrize(("kind", "examples"), [("memory", 80), ("redis", 25)])
 def test_random_histories_agree_with_the_model(
-    kind: str, examples: int, limits: Limits, redis_server: RedisServer
+    kind: str,
+    examples: int,
+    limits: Limits,
+    redis_server: RedisServer,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """`HYPIC_STATE_MACHINE_STEPS` asks for at least this many steps of each directory."""
     examples = max(examples, -(-int(os.environ.get("HYPIC_STATE_MACHINE_STEPS", "0")) // _STEPS))
     machine = type("Machine", (DirectoryMachine,), {"kind": kind, "redis_url": redis_server.url, "limits": limits})
+    assert issubclass(machine, DirectoryMachine)
     steps = settings(
         max_examples=examples,
         stateful_step_count=_STEPS,
@@ -319,3 +327,5 @@ def test_random_histories_agree_with_the_model(
         database=None,
     )
     run_state_machine_as_test(machine, settings=steps)
+    record_property("checks", machine.num_checks)
+    record_property("of", f"{kind}, {'strict' if limits is STRICT else 'plain'} limits")

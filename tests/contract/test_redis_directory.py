@@ -77,7 +77,7 @@ async def test_a_redis_that_keeps_its_data_goes_on_where_it_was_killed(lasting_s
 
 
 async def test_a_server_that_hangs_is_unavailable_too(own_server: RedisServer) -> None:
-    rig = create_rig("redis", own_server.url)
+    rig = create_rig("redis", own_server.url, timeout_seconds=1.0)
     await rig.plan("a")
     await asyncio.to_thread(own_server.run, "CLIENT", "PAUSE", "2500", "ALL")
     with pytest.raises(DirectoryUnavailableError):

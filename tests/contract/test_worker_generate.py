@@ -87,7 +87,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
     cache_channel = create_channel(f"127.0.0.1:{cache_port}")
     identity = WorkerIdentity("w", "127.0.0.1:1", served.revision, served.profile_digest, "host")
     metrics = WorkerMetrics(registry)
-    peers = PeerStates(served, "127.0.0.1:1", ByteBudget(1 << 26))
+    peers = PeerStates(served, "127.0.0.1:1", ByteBudget(1 << 26), shares_memory=True)
     tiers = TieredStates(engine, served, BlobTiers(served, [], metrics))
     residency = Residency(engine, CacheClient(cache_channel, identity), "host", tiers)
     transfers = Transfers(engine, served, tiers, peers, residency, metrics, _CALL_SECONDS)

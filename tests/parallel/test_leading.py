@@ -5,7 +5,7 @@ Leader and follower are engines over whole models here, so that neither needs th
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -26,7 +26,7 @@ from services.worker.engine.requests import (
     Serving,
     SnapshotOrder,
 )
-from services.worker.engine.sampling import Likeliest, Sampler, SamplingOptions
+from services.worker.engine.sampling import CreateSampler, Likeliest, Sampler, SamplingOptions
 from tests.exactness.rig import create_context, draw_ids
 from tests.models import VARIANTS, CheckpointFactory
 from tests.unit.worker.engine_rig import Heard, create_profile
@@ -68,14 +68,14 @@ def test_a_command_arrives_as_it_was(command: Command) -> None:
             assert arrived == command
 
 
-EngineMaker = Callable[[Callable[[SamplingOptions], Sampler]], Engine]
+EngineMaker = Callable[[CreateSampler], Engine]
 
 
 @pytest.fixture
 def make(checkpoints: CheckpointFactory, device: torch.device) -> EngineMaker:
     """Engines that are alike."""
 
-    def make(create_sampler: Callable[[SamplingOptions], Sampler]) -> Engine:
+    def make(create_sampler: CreateSampler) -> Engine:
         context = create_context(checkpoints.directory(VARIANTS[0]), device, create_profile(5, None))
         return Engine(context, EngineLimits(context_length=2048), create_sampler)
 
@@ -119,8 +119,8 @@ def test_a_follower_ends_where_its_leader_is(make: EngineMaker, ends: tuple[sock
     leader, orders, drawn, heard = Leader(make, ends[0]), Orders(ends[1]), list[int](), Heard()
 
     class Noting(Sampler):
-        def __init__(self, options: SamplingOptions) -> None:
-            super().__init__(options)
+        def __init__(self, options: SamplingOptions, prompt_ids: Iterable[int] = ()) -> None:
+            super().__init__(options, prompt_ids)
             self._told = orders.create_sampler(options)
 
         def draw(self, logits: torch.Tensor, likeliest: Likeliest) -> int:

@@ -1304,3 +1304,74 @@ class ListWorkersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015
+
+@_typing.final
+class ListEvictionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEvictionsRequest: _TypeAlias = ListEvictionsRequest  # noqa: Y015
+
+@_typing.final
+class ListEvictionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVICTIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def evictions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Eviction]: ...
+    def __init__(
+        self,
+        *,
+        evictions: _abc.Iterable[Global___Eviction] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evictions", b"evictions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEvictionsResponse: _TypeAlias = ListEvictionsResponse  # noqa: Y015
+
+@_typing.final
+class Eviction(_message.Message):
+    """Tenants by name; one that has not planned since the cache service began by an opaque digest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVICTOR_FIELD_NUMBER: _builtins.int
+    VICTIM_FIELD_NUMBER: _builtins.int
+    NUM_ENTRIES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    evictor: _builtins.str
+    """Whose new states needed the room."""
+    victim: _builtins.str
+    """Whose states left."""
+    num_entries: _builtins.int
+    size_bytes: _builtins.int
+    """Of all copies."""
+    num_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        evictor: _builtins.str = ...,
+        victim: _builtins.str = ...,
+        num_entries: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evictor", b"evictor", "num_entries", b"num_entries", "num_tokens", b"num_tokens", "size_bytes", b"size_bytes", "victim", b"victim"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Eviction: _TypeAlias = Eviction  # noqa: Y015

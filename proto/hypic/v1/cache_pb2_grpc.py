@@ -99,6 +99,11 @@ class CacheServiceStub:
                 request_serializer=hypic_dot_v1_dot_cache__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_cache__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.ListEvictions = channel.unary_unary(
+                '/hypic.v1.CacheService/ListEvictions',
+                request_serializer=hypic_dot_v1_dot_cache__pb2.ListEvictionsRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_cache__pb2.ListEvictionsResponse.FromString,
+                _registered_method=True)
 
 
 class CacheServiceServicer:
@@ -197,6 +202,13 @@ class CacheServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEvictions(self, request, context):
+        """Whose states made room for whose: the pairs of tenants with most evictions, most first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -264,6 +276,11 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.ListWorkers,
                     request_deserializer=hypic_dot_v1_dot_cache__pb2.ListWorkersRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_cache__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'ListEvictions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEvictions,
+                    request_deserializer=hypic_dot_v1_dot_cache__pb2.ListEvictionsRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_cache__pb2.ListEvictionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -617,6 +634,33 @@ class CacheService:
             '/hypic.v1.CacheService/ListWorkers',
             hypic_dot_v1_dot_cache__pb2.ListWorkersRequest.SerializeToString,
             hypic_dot_v1_dot_cache__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvictions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.CacheService/ListEvictions',
+            hypic_dot_v1_dot_cache__pb2.ListEvictionsRequest.SerializeToString,
+            hypic_dot_v1_dot_cache__pb2.ListEvictionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

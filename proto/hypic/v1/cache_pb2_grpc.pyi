@@ -62,6 +62,8 @@ class CacheServiceStub:
     """A worker's sign of life: identity, residency changes, load. The answer names copies to drop."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ListWorkersRequest, _cache_pb2.ListWorkersResponse]
     """Workers with a live heartbeat, as they described themselves with the last one."""
+    ListEvictions: _grpc.UnaryUnaryMultiCallable[_cache_pb2.ListEvictionsRequest, _cache_pb2.ListEvictionsResponse]
+    """Whose states made room for whose: the pairs of tenants with most evictions, most first."""
 
 @_typing.type_check_only
 class CacheServiceAsyncStub(CacheServiceStub):
@@ -95,6 +97,8 @@ class CacheServiceAsyncStub(CacheServiceStub):
     """A worker's sign of life: identity, residency changes, load. The answer names copies to drop."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_cache_pb2.ListWorkersRequest, _cache_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Workers with a live heartbeat, as they described themselves with the last one."""
+    ListEvictions: _aio.UnaryUnaryMultiCallable[_cache_pb2.ListEvictionsRequest, _cache_pb2.ListEvictionsResponse]  # type: ignore[assignment]
+    """Whose states made room for whose: the pairs of tenants with most evictions, most first."""
 
 class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -203,5 +207,13 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_pb2.ListWorkersResponse, _abc.Awaitable[_cache_pb2.ListWorkersResponse]]:
         """Workers with a live heartbeat, as they described themselves with the last one."""
+
+    @_abc_1.abstractmethod
+    def ListEvictions(
+        self,
+        request: _cache_pb2.ListEvictionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.ListEvictionsResponse, _abc.Awaitable[_cache_pb2.ListEvictionsResponse]]:
+        """Whose states made room for whose: the pairs of tenants with most evictions, most first."""
 
 def add_CacheServiceServicer_to_server(servicer: CacheServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

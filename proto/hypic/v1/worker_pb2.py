@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from hypic.v1 import cache_pb2 as hypic_dot_v1_dot_cache__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15hypic/v1/worker.proto\x12\x08hypic.v1\x1a\x14hypic/v1/cache.proto\"\x11\n\x0f\x44\x65scribeRequest\"^\n\x10\x44\x65scribeResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x14.hypic.v1.WorkerInfoH\x00\x12\x19\n\x0ftokenizer_chunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\x9d\x03\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x04 \x01(\t\x12\"\n\x07profile\x18\x05 \x01(\x0b\x32\x11.hypic.v1.Profile\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x11\n\tbos_token\x18\t \x01(\t\x12\x11\n\teos_token\x18\n \x01(\t\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x17\n\x0fmax_live_tokens\x18\x0c \x01(\r\x12\x13\n\x0b\x63\x61n_capture\x18\r \x01(\x08\x12\x13\n\x0b\x63\x61n_combine\x18\x0e \x01(\x08\x12\x13\n\x0bstate_bytes\x18\x0f \x01(\x04\x12\x19\n\x11state_token_bytes\x18\x10 \x01(\x04\x12\x14\n\x0cmoves_states\x18\x11 \x01(\x08\x12\x12\n\nnum_layers\x18\x12 \x01(\r\"\x8c\x01\n\x07Profile\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x1a\n\x12min_segment_tokens\x18\x02 \x01(\r\x12\x10\n\x08min_body\x18\x03 \x01(\r\x12\x15\n\rdocument_open\x18\x04 \x01(\t\x12\x16\n\x0e\x64ocument_close\x18\x05 \x01(\t\x12\x14\n\x0cprime_tokens\x18\x06 \x01(\r\"-\n\tTicketRef\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\"d\n\x0e\x43\x61ptureRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x08segments\x18\x02 \x03(\x0b\x32\x18.hypic.v1.CaptureSegment\x12\x12\n\nbackground\x18\x03 \x01(\x08\"U\n\x0e\x43\x61ptureSegment\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.hypic.v1.TicketRef\"{\n\x0c\x43\x61ptureEvent\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12)\n\x07outcome\x18\x02 \x01(\x0e\x32\x18.hypic.v1.CaptureOutcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"E\n\x0c\x46\x65tchRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nfrom_layer\x18\x02 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"\xe4\x01\n\x05\x43hunk\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05layer\x18\x02 \x01(\r\x12\r\n\x05plane\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x0c\x12\x0e\n\x06header\x18\x07 \x01(\x0c\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\r\n\x05shape\x18\t \x03(\r\x12\x14\n\x0clayer_planes\x18\n \x01(\r\x12\x13\n\x0blayer_bytes\x18\x0b \x01(\x04\x12\x0f\n\x07receipt\x18\x0c \x01(\x0c\x12\x16\n\x0e\x62\x65ing_computed\x18\r \x01(\x08\"\xbf\x01\n\nPromptPart\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12&\n\x07serving\x18\x02 \x01(\x0e\x32\x15.hypic.v1.PartServing\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12$\n\x07\x63\x61pture\x18\x04 \x01(\x0b\x32\x13.hypic.v1.TicketRef\x12&\n\x07sources\x18\x05 \x03(\x0b\x32\x15.hypic.v1.StateSource\x12\x1b\n\x13source_wait_seconds\x18\x06 \x01(\x01\"1\n\x0bStateSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"W\n\x0fSnapshotRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nafter_part\x18\x02 \x01(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.hypic.v1.TicketRef\"\x85\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\rB\x07\n\x05_seed\"\xc4\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12#\n\x05parts\x18\x03 \x03(\x0b\x32\x14.hypic.v1.PromptPart\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.hypic.v1.Sampling\x12\x12\n\nprefix_key\x18\x05 \x01(\x0c\x12,\n\tsnapshots\x18\x06 \x03(\x0b\x32\x19.hypic.v1.SnapshotRequest\"\x8e\x01\n\rGenerateEvent\x12(\n\tprefilled\x18\x01 \x01(\x0b\x32\x13.hypic.v1.PrefilledH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.hypic.v1.TokensH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.hypic.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x8c\x01\n\tPrefilled\x12#\n\x05parts\x18\x01 \x03(\x0b\x32\x14.hypic.v1.ServedPart\x12\x15\n\rqueue_seconds\x18\x02 \x01(\x01\x12\x17\n\x0f\x63ombine_seconds\x18\x03 \x01(\x01\x12\x13\n\x0blive_tokens\x18\x04 \x01(\r\x12\x15\n\rfetch_seconds\x18\x05 \x01(\x01\"\xbe\x01\n\nServedPart\x12&\n\x07serving\x18\x01 \x01(\x0e\x32\x15.hypic.v1.PartServing\x12\x13\n\x0blive_tokens\x18\x02 \x01(\r\x12\x15\n\rreused_tokens\x18\x03 \x01(\r\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x17\n\x0f\x63\x61ptured_tokens\x18\x06 \x01(\r\x12\x0e\n\x06source\x18\x07 \x01(\t\x12\x15\n\rfetch_seconds\x18\x08 \x01(\x01\"\x1b\n\x06Tokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"d\n\x08\x46inished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.hypic.v1.FinishReason\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x02 \x01(\x01\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\"\x1b\n\x0b\x44ropRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"#\n\x0c\x44ropResponse\x12\x13\n\x0bnum_dropped\x18\x01 \x01(\r\"\x0f\n\rReportRequest\"n\n\x0eReportResponse\x12\"\n\x04load\x18\x01 \x01(\x0b\x32\x14.hypic.v1.WorkerLoad\x12&\n\x06speeds\x18\x02 \x01(\x0b\x32\x16.hypic.v1.WorkerSpeeds\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08*i\n\x0e\x43\x61ptureOutcome\x12\x1f\n\x1b\x43\x41PTURE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43\x41PTURE_OUTCOME_STORED\x10\x01\x12\x1a\n\x16\x43\x41PTURE_OUTCOME_FAILED\x10\x02*u\n\x0bPartServing\x12\x1c\n\x18PART_SERVING_UNSPECIFIED\x10\x00\x12\x15\n\x11PART_SERVING_LIVE\x10\x01\x12\x18\n\x14PART_SERVING_SEGMENT\x10\x02\x12\x17\n\x13PART_SERVING_PREFIX\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xfd\x02\n\rWorkerService\x12\x43\n\x08\x44\x65scribe\x12\x19.hypic.v1.DescribeRequest\x1a\x1a.hypic.v1.DescribeResponse0\x01\x12=\n\x07\x43\x61pture\x12\x18.hypic.v1.CaptureRequest\x1a\x16.hypic.v1.CaptureEvent0\x01\x12\x32\n\x05\x46\x65tch\x12\x16.hypic.v1.FetchRequest\x1a\x0f.hypic.v1.Chunk0\x01\x12@\n\x08Generate\x12\x19.hypic.v1.GenerateRequest\x1a\x17.hypic.v1.GenerateEvent0\x01\x12\x35\n\x04\x44rop\x12\x15.hypic.v1.DropRequest\x1a\x16.hypic.v1.DropResponse\x12;\n\x06Report\x12\x17.hypic.v1.ReportRequest\x1a\x18.hypic.v1.ReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15hypic/v1/worker.proto\x12\x08hypic.v1\x1a\x14hypic/v1/cache.proto\"\x11\n\x0f\x44\x65scribeRequest\"^\n\x10\x44\x65scribeResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x14.hypic.v1.WorkerInfoH\x00\x12\x19\n\x0ftokenizer_chunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"\x9d\x03\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x04 \x01(\t\x12\"\n\x07profile\x18\x05 \x01(\x0b\x32\x11.hypic.v1.Profile\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x11\n\tbos_token\x18\t \x01(\t\x12\x11\n\teos_token\x18\n \x01(\t\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x17\n\x0fmax_live_tokens\x18\x0c \x01(\r\x12\x13\n\x0b\x63\x61n_capture\x18\r \x01(\x08\x12\x13\n\x0b\x63\x61n_combine\x18\x0e \x01(\x08\x12\x13\n\x0bstate_bytes\x18\x0f \x01(\x04\x12\x19\n\x11state_token_bytes\x18\x10 \x01(\x04\x12\x14\n\x0cmoves_states\x18\x11 \x01(\x08\x12\x12\n\nnum_layers\x18\x12 \x01(\r\"\x8c\x01\n\x07Profile\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x1a\n\x12min_segment_tokens\x18\x02 \x01(\r\x12\x10\n\x08min_body\x18\x03 \x01(\r\x12\x15\n\rdocument_open\x18\x04 \x01(\t\x12\x16\n\x0e\x64ocument_close\x18\x05 \x01(\t\x12\x14\n\x0cprime_tokens\x18\x06 \x01(\r\"-\n\tTicketRef\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\"d\n\x0e\x43\x61ptureRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x08segments\x18\x02 \x03(\x0b\x32\x18.hypic.v1.CaptureSegment\x12\x12\n\nbackground\x18\x03 \x01(\x08\"U\n\x0e\x43\x61ptureSegment\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.hypic.v1.TicketRef\"{\n\x0c\x43\x61ptureEvent\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12)\n\x07outcome\x18\x02 \x01(\x0e\x32\x18.hypic.v1.CaptureOutcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"\x88\x01\n\x0c\x46\x65tchRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nfrom_layer\x18\x02 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\x12+\n\x0breader_page\x18\x04 \x01(\x0b\x32\x16.hypic.v1.SharedMemory\x12\x14\n\x0creader_nonce\x18\x05 \x01(\x0c\"B\n\x0cSharedMemory\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x12\n\ndescriptor\x18\x02 \x01(\r\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"\x8c\x02\n\x05\x43hunk\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05layer\x18\x02 \x01(\r\x12\r\n\x05plane\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x0c\x12\x0e\n\x06header\x18\x07 \x01(\x0c\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\r\n\x05shape\x18\t \x03(\r\x12\x14\n\x0clayer_planes\x18\n \x01(\r\x12\x13\n\x0blayer_bytes\x18\x0b \x01(\x04\x12\x0f\n\x07receipt\x18\x0c \x01(\x0c\x12\x16\n\x0e\x62\x65ing_computed\x18\r \x01(\x08\x12&\n\x06memory\x18\x0e \x01(\x0b\x32\x16.hypic.v1.SharedMemory\"\xbf\x01\n\nPromptPart\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12&\n\x07serving\x18\x02 \x01(\x0e\x32\x15.hypic.v1.PartServing\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12$\n\x07\x63\x61pture\x18\x04 \x01(\x0b\x32\x13.hypic.v1.TicketRef\x12&\n\x07sources\x18\x05 \x03(\x0b\x32\x15.hypic.v1.StateSource\x12\x1b\n\x13source_wait_seconds\x18\x06 \x01(\x01\"1\n\x0bStateSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"W\n\x0fSnapshotRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nafter_part\x18\x02 \x01(\r\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.hypic.v1.TicketRef\"\xc6\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\'\n\nlogit_bias\x18\x0b \x03(\x0b\x32\x13.hypic.v1.TokenBias\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x15\n\x08logprobs\x18\r \x01(\rH\x01\x88\x01\x01\x42\x07\n\x05_seedB\x0b\n\t_logprobs\"+\n\tTokenBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xc4\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12#\n\x05parts\x18\x03 \x03(\x0b\x32\x14.hypic.v1.PromptPart\x12$\n\x08sampling\x18\x04 \x01(\x0b\x32\x12.hypic.v1.Sampling\x12\x12\n\nprefix_key\x18\x05 \x01(\x0c\x12,\n\tsnapshots\x18\x06 \x03(\x0b\x32\x19.hypic.v1.SnapshotRequest\"\x8e\x01\n\rGenerateEvent\x12(\n\tprefilled\x18\x01 \x01(\x0b\x32\x13.hypic.v1.PrefilledH\x00\x12\"\n\x06tokens\x18\x02 \x01(\x0b\x32\x10.hypic.v1.TokensH\x00\x12&\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x12.hypic.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x8c\x01\n\tPrefilled\x12#\n\x05parts\x18\x01 \x03(\x0b\x32\x14.hypic.v1.ServedPart\x12\x15\n\rqueue_seconds\x18\x02 \x01(\x01\x12\x17\n\x0f\x63ombine_seconds\x18\x03 \x01(\x01\x12\x13\n\x0blive_tokens\x18\x04 \x01(\r\x12\x15\n\rfetch_seconds\x18\x05 \x01(\x01\"\xbe\x01\n\nServedPart\x12&\n\x07serving\x18\x01 \x01(\x0e\x32\x15.hypic.v1.PartServing\x12\x13\n\x0blive_tokens\x18\x02 \x01(\r\x12\x15\n\rreused_tokens\x18\x03 \x01(\r\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x17\n\x0f\x63\x61ptured_tokens\x18\x06 \x01(\r\x12\x0e\n\x06source\x18\x07 \x01(\t\x12\x15\n\rfetch_seconds\x18\x08 \x01(\x01\"F\n\x06Tokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.hypic.v1.TokenLogprobs\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\"d\n\x08\x46inished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.hypic.v1.FinishReason\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x02 \x01(\x01\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\"\x1b\n\x0b\x44ropRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\"#\n\x0c\x44ropResponse\x12\x13\n\x0bnum_dropped\x18\x01 \x01(\r\"\x0f\n\rReportRequest\"\x92\x01\n\x0eReportResponse\x12\"\n\x04load\x18\x01 \x01(\x0b\x32\x14.hypic.v1.WorkerLoad\x12&\n\x06speeds\x18\x02 \x01(\x0b\x32\x16.hypic.v1.WorkerSpeeds\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\"\n\x05tiers\x18\x04 \x03(\x0b\x32\x13.hypic.v1.TierUsage\"Y\n\tTierUsage\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x12\n\nnum_states\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x04 \x01(\x04*i\n\x0e\x43\x61ptureOutcome\x12\x1f\n\x1b\x43\x41PTURE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43\x41PTURE_OUTCOME_STORED\x10\x01\x12\x1a\n\x16\x43\x41PTURE_OUTCOME_FAILED\x10\x02*u\n\x0bPartServing\x12\x1c\n\x18PART_SERVING_UNSPECIFIED\x10\x00\x12\x15\n\x11PART_SERVING_LIVE\x10\x01\x12\x18\n\x14PART_SERVING_SEGMENT\x10\x02\x12\x17\n\x13PART_SERVING_PREFIX\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xfd\x02\n\rWorkerService\x12\x43\n\x08\x44\x65scribe\x12\x19.hypic.v1.DescribeRequest\x1a\x1a.hypic.v1.DescribeResponse0\x01\x12=\n\x07\x43\x61pture\x12\x18.hypic.v1.CaptureRequest\x1a\x16.hypic.v1.CaptureEvent0\x01\x12\x32\n\x05\x46\x65tch\x12\x16.hypic.v1.FetchRequest\x1a\x0f.hypic.v1.Chunk0\x01\x12@\n\x08Generate\x12\x19.hypic.v1.GenerateRequest\x1a\x17.hypic.v1.GenerateEvent0\x01\x12\x35\n\x04\x44rop\x12\x15.hypic.v1.DropRequest\x1a\x16.hypic.v1.DropResponse\x12;\n\x06Report\x12\x17.hypic.v1.ReportRequest\x1a\x18.hypic.v1.ReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hypic.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CAPTUREOUTCOME']._serialized_start=2870
-  _globals['_CAPTUREOUTCOME']._serialized_end=2975
-  _globals['_PARTSERVING']._serialized_start=2977
-  _globals['_PARTSERVING']._serialized_end=3094
-  _globals['_FINISHREASON']._serialized_start=3096
-  _globals['_FINISHREASON']._serialized_end=3191
+  _globals['_CAPTUREOUTCOME']._serialized_start=3534
+  _globals['_CAPTUREOUTCOME']._serialized_end=3639
+  _globals['_PARTSERVING']._serialized_start=3641
+  _globals['_PARTSERVING']._serialized_end=3758
+  _globals['_FINISHREASON']._serialized_start=3760
+  _globals['_FINISHREASON']._serialized_end=3855
   _globals['_DESCRIBEREQUEST']._serialized_start=57
   _globals['_DESCRIBEREQUEST']._serialized_end=74
   _globals['_DESCRIBERESPONSE']._serialized_start=76
@@ -54,38 +54,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CAPTURESEGMENT']._serialized_end=965
   _globals['_CAPTUREEVENT']._serialized_start=967
   _globals['_CAPTUREEVENT']._serialized_end=1090
-  _globals['_FETCHREQUEST']._serialized_start=1092
-  _globals['_FETCHREQUEST']._serialized_end=1161
-  _globals['_CHUNK']._serialized_start=1164
-  _globals['_CHUNK']._serialized_end=1392
-  _globals['_PROMPTPART']._serialized_start=1395
-  _globals['_PROMPTPART']._serialized_end=1586
-  _globals['_STATESOURCE']._serialized_start=1588
-  _globals['_STATESOURCE']._serialized_end=1637
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1639
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1726
-  _globals['_SAMPLING']._serialized_start=1729
-  _globals['_SAMPLING']._serialized_end=1862
-  _globals['_GENERATEREQUEST']._serialized_start=1865
-  _globals['_GENERATEREQUEST']._serialized_end=2061
-  _globals['_GENERATEEVENT']._serialized_start=2064
-  _globals['_GENERATEEVENT']._serialized_end=2206
-  _globals['_PREFILLED']._serialized_start=2209
-  _globals['_PREFILLED']._serialized_end=2349
-  _globals['_SERVEDPART']._serialized_start=2352
-  _globals['_SERVEDPART']._serialized_end=2542
-  _globals['_TOKENS']._serialized_start=2544
-  _globals['_TOKENS']._serialized_end=2571
-  _globals['_FINISHED']._serialized_start=2573
-  _globals['_FINISHED']._serialized_end=2673
-  _globals['_DROPREQUEST']._serialized_start=2675
-  _globals['_DROPREQUEST']._serialized_end=2702
-  _globals['_DROPRESPONSE']._serialized_start=2704
-  _globals['_DROPRESPONSE']._serialized_end=2739
-  _globals['_REPORTREQUEST']._serialized_start=2741
-  _globals['_REPORTREQUEST']._serialized_end=2756
-  _globals['_REPORTRESPONSE']._serialized_start=2758
-  _globals['_REPORTRESPONSE']._serialized_end=2868
-  _globals['_WORKERSERVICE']._serialized_start=3194
-  _globals['_WORKERSERVICE']._serialized_end=3575
+  _globals['_FETCHREQUEST']._serialized_start=1093
+  _globals['_FETCHREQUEST']._serialized_end=1229
+  _globals['_SHAREDMEMORY']._serialized_start=1231
+  _globals['_SHAREDMEMORY']._serialized_end=1297
+  _globals['_CHUNK']._serialized_start=1300
+  _globals['_CHUNK']._serialized_end=1568
+  _globals['_PROMPTPART']._serialized_start=1571
+  _globals['_PROMPTPART']._serialized_end=1762
+  _globals['_STATESOURCE']._serialized_start=1764
+  _globals['_STATESOURCE']._serialized_end=1813
+  _globals['_SNAPSHOTREQUEST']._serialized_start=1815
+  _globals['_SNAPSHOTREQUEST']._serialized_end=1902
+  _globals['_SAMPLING']._serialized_start=1905
+  _globals['_SAMPLING']._serialized_end=2231
+  _globals['_TOKENBIAS']._serialized_start=2233
+  _globals['_TOKENBIAS']._serialized_end=2276
+  _globals['_GENERATEREQUEST']._serialized_start=2279
+  _globals['_GENERATEREQUEST']._serialized_end=2475
+  _globals['_GENERATEEVENT']._serialized_start=2478
+  _globals['_GENERATEEVENT']._serialized_end=2620
+  _globals['_PREFILLED']._serialized_start=2623
+  _globals['_PREFILLED']._serialized_end=2763
+  _globals['_SERVEDPART']._serialized_start=2766
+  _globals['_SERVEDPART']._serialized_end=2956
+  _globals['_TOKENS']._serialized_start=2958
+  _globals['_TOKENS']._serialized_end=3028
+  _globals['_TOKENLOGPROBS']._serialized_start=3030
+  _globals['_TOKENLOGPROBS']._serialized_end=3107
+  _globals['_FINISHED']._serialized_start=3109
+  _globals['_FINISHED']._serialized_end=3209
+  _globals['_DROPREQUEST']._serialized_start=3211
+  _globals['_DROPREQUEST']._serialized_end=3238
+  _globals['_DROPRESPONSE']._serialized_start=3240
+  _globals['_DROPRESPONSE']._serialized_end=3275
+  _globals['_REPORTREQUEST']._serialized_start=3277
+  _globals['_REPORTREQUEST']._serialized_end=3292
+  _globals['_REPORTRESPONSE']._serialized_start=3295
+  _globals['_REPORTRESPONSE']._serialized_end=3441
+  _globals['_TIERUSAGE']._serialized_start=3443
+  _globals['_TIERUSAGE']._serialized_end=3532
+  _globals['_WORKERSERVICE']._serialized_start=3858
+  _globals['_WORKERSERVICE']._serialized_end=4239
 # @@protoc_insertion_point(module_scope)

@@ -350,24 +350,62 @@ class FetchRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     FROM_LAYER_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    READER_PAGE_FIELD_NUMBER: _builtins.int
+    READER_NONCE_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     from_layer: _builtins.int
     wait_seconds: _builtins.float
     """How long to wait for a state that is being computed."""
+    reader_nonce: _builtins.bytes
+    @_builtins.property
+    def reader_page(self) -> Global___SharedMemory:
+        """Planes may come through memory: a page of the reader's, whose first bytes are the nonce and whose next eight say, as a
+        little-endian number, how many layers it has used. Who cannot see that page sends the bytes themselves.
+        """
+
     def __init__(
         self,
         *,
         key: _builtins.bytes = ...,
         from_layer: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
+        reader_page: Global___SharedMemory | None = ...,
+        reader_nonce: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reader_page", b"reader_page"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_layer", b"from_layer", "key", b"key", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_layer", b"from_layer", "key", b"key", "reader_nonce", b"reader_nonce", "reader_page", b"reader_page", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
+class SharedMemory(_message.Message):
+    """Memory of a process on the same host, found as /proc/PID/fd/DESCRIPTOR."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    DESCRIPTOR_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    descriptor: _builtins.int
+    num_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        descriptor: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "num_bytes", b"num_bytes", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedMemory: _TypeAlias = SharedMemory  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
@@ -386,6 +424,7 @@ class Chunk(_message.Message):
     LAYER_BYTES_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     BEING_COMPUTED_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     layer: _builtins.int
     plane: _builtins.str
@@ -408,6 +447,10 @@ class Chunk(_message.Message):
     """With the header: layers are sent as they are computed."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def memory(self) -> Global___SharedMemory:
+        """In place of data: a whole plane lies there, until the reader has said that it has used the layer."""
+
     def __init__(
         self,
         *,
@@ -424,10 +467,11 @@ class Chunk(_message.Message):
         layer_bytes: _builtins.int = ...,
         receipt: _builtins.bytes = ...,
         being_computed: _builtins.bool = ...,
+        memory: Global___SharedMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["being_computed", b"being_computed", "checksum", b"checksum", "data", b"data", "dtype", b"dtype", "header", b"header", "key", b"key", "layer", b"layer", "layer_bytes", b"layer_bytes", "layer_planes", b"layer_planes", "offset", b"offset", "plane", b"plane", "receipt", b"receipt", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["being_computed", b"being_computed", "checksum", b"checksum", "data", b"data", "dtype", b"dtype", "header", b"header", "key", b"key", "layer", b"layer", "layer_bytes", b"layer_bytes", "layer_planes", b"layer_planes", "memory", b"memory", "offset", b"offset", "plane", b"plane", "receipt", b"receipt", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -540,6 +584,13 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 is greedy."""
     top_p: _builtins.float
@@ -547,8 +598,20 @@ class Sampling(_message.Message):
     """0: all."""
     seed: _builtins.int
     max_tokens: _builtins.int
+    min_p: _builtins.float
+    """Of the likeliest token's probability."""
+    presence_penalty: _builtins.float
+    frequency_penalty: _builtins.float
+    repetition_penalty: _builtins.float
+    """0 is 1: none."""
+    min_tokens: _builtins.int
+    """So many tokens are drawn before one of stop_token_ids may be."""
+    logprobs: _builtins.int
+    """How many alternatives are told with every token's own log probability; absent, nothing is told."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenBias]: ...
     def __init__(
         self,
         *,
@@ -558,16 +621,52 @@ class Sampling(_message.Message):
         seed: _builtins.int | None = ...,
         max_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        min_p: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float = ...,
+        logit_bias: _abc.Iterable[Global___TokenBias] | None = ...,
+        min_tokens: _builtins.int = ...,
+        logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "logprobs", b"logprobs", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "max_tokens", b"max_tokens", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_seed", b"_seed", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class TokenBias(_message.Message):
+    """What is added to a token's logit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    bias: _builtins.float
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenBias: _TypeAlias = TokenBias  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -725,20 +824,57 @@ class Tokens(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """One a token where they were asked for."""
+
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """Natural logarithms of the model's own probabilities, before temperature, filters, penalties and biases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest tokens, best first, and theirs."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
@@ -826,22 +962,57 @@ class ReportResponse(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     SPEEDS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     draining: _builtins.bool
     @_builtins.property
     def load(self) -> _cache_pb2.WorkerLoad: ...
     @_builtins.property
     def speeds(self) -> _cache_pb2.WorkerSpeeds: ...
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierUsage]:
+        """What the worker stores: the engine's memory first, then the tiers below it."""
+
     def __init__(
         self,
         *,
         load: _cache_pb2.WorkerLoad | None = ...,
         speeds: _cache_pb2.WorkerSpeeds | None = ...,
         draining: _builtins.bool = ...,
+        tiers: _abc.Iterable[Global___TierUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "speeds", b"speeds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "load", b"load", "speeds", b"speeds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "load", b"load", "speeds", b"speeds", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
+
+@_typing.final
+class TierUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    NUM_STATES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    num_states: _builtins.int
+    used_bytes: _builtins.int
+    capacity_bytes: _builtins.int
+    """0: not known to the worker."""
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        num_states: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        capacity_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "num_states", b"num_states", "tier", b"tier", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierUsage: _TypeAlias = TierUsage  # noqa: Y015

@@ -29,6 +29,7 @@ from services.cache.domain.changes import (
 )
 from services.cache.domain.directory import Directory
 from services.cache.domain.errors import PinLimitError, UnknownLeaseError
+from services.cache.domain.evictions import Eviction, EvictionReason
 from services.cache.domain.integrity import require_integrity
 from services.cache.domain.orders import (
     Claim,
@@ -177,7 +178,7 @@ class MemoryDirectory(Directory):
         tables = self._swept()
         num_before = len(tables.entries)
         for tenant in sorted(tables.room.bytes_of):
-            tables.evict(tables.excess(tenant))
+            tables.evict(tables.excess(tenant), EvictionReason.LOWERED_BUDGET)
         return num_before - len(tables.entries)
 
     @override
@@ -208,6 +209,10 @@ class MemoryDirectory(Directory):
         refused = restore(self._swept(), self._journal.life, worker_id, claims)
         await self._keep()
         return refused
+
+    @override
+    async def evictions(self) -> tuple[Eviction, ...]:
+        return self._tables.evictions.rows()
 
     @override
     async def usage(self) -> Usage:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from services.cache.adapters.memory_state import Entry, Lease, OwnedTicket, Tables
 from services.cache.domain.admission import is_admitted
 from services.cache.domain.errors import StaleEpochsError, UnknownLeaseError
+from services.cache.domain.evictions import Miss
 from services.cache.domain.orders import PlannedEntry, PlanOrder, Ticket, Wanted
-from services.cache.domain.values import Holder, PlanOutcome
+from services.cache.domain.values import EntryKind, Holder, PlanOutcome
 
 __all__ = ["holders_of", "plan"]
 
@@ -35,12 +36,13 @@ def holders_of(tables: Tables, entry: Entry) -> tuple[Holder, ...]:
 
 @dataclass(slots=True)
 class _Planning:
-    """One order; `sighted`: sightings of the absent keys that it has counted."""
+    """One order; `sighted`: sightings of the absent keys that it has counted; `missed`: keys whose absence it has told."""
 
     tables: Tables
     order: PlanOrder
     lease: Lease
     sighted: dict[bytes, int] = field(default_factory=dict)
+    missed: set[bytes] = field(default_factory=set)
 
     def plan_one(self, wanted: Wanted) -> PlannedEntry:
         tables, key = self.tables, wanted.key
@@ -49,16 +51,24 @@ class _Planning:
         is_resident = key in tables.entries
         if not is_resident and wanted.public_key in tables.entries:
             return self._hit(wanted.public_key)
+        miss: Miss | None = None
         if not is_resident and key not in tables.ticket_of:
+            miss = self._miss(wanted)
             if not self._admits(wanted):
-                return PlannedEntry(PlanOutcome.LIVE, key)
+                return PlannedEntry(PlanOutcome.LIVE, key, miss=miss)
             self._give_ticket(wanted)
             for scope in (self.order.tenant, self.order.model):
                 tables.link(key, scope)
         for document in wanted.documents:
             for scope in (document.scope, *tables.documents.tags(document.scope)):
                 tables.link(key, scope)
-        return self._hit(key) if is_resident else self._ticketed(key)
+        return self._hit(key) if is_resident else self._ticketed(key, miss)
+
+    def _miss(self, wanted: Wanted) -> Miss | None:
+        if wanted.kind is not EntryKind.SEGMENT or wanted.key in self.missed:
+            return None
+        self.missed.add(wanted.key)
+        return self.tables.evictions.miss_of(wanted.key)
 
     def _admits(self, wanted: Wanted) -> bool:
         limits = self.tables.limits
@@ -75,13 +85,13 @@ class _Planning:
             self.tables.lease_entry(self.order.lease_id, key)
         return PlannedEntry(PlanOutcome.HIT, key, holders_of(self.tables, entry))
 
-    def _ticketed(self, key: bytes) -> PlannedEntry:
+    def _ticketed(self, key: bytes, miss: Miss | None) -> PlannedEntry:
         tables = self.tables
         ticket_id = tables.ticket_of[key]
         ticket = tables.tickets[ticket_id]
         remaining = ticket.expires_at - tables.now
         if ticket.lease_id == self.order.lease_id:
-            return PlannedEntry(PlanOutcome.COLD, key, ticket=Ticket(ticket_id, ticket.fence, remaining))
+            return PlannedEntry(PlanOutcome.COLD, key, ticket=Ticket(ticket_id, ticket.fence, remaining), miss=miss)
         return PlannedEntry(PlanOutcome.PENDING, key, owner_expires_in_seconds=remaining)
 
     def _give_ticket(self, wanted: Wanted) -> None:

@@ -23,17 +23,19 @@ def publish(tables: Tables, life: str, order: PublishOrder) -> PublishReply:
     if entry and order.worker_id in entry.tiers:
         return PublishReply(PublishOutcome.ACCEPTED, record=_record(tables, life, order.key))
     size_bytes = entry.size_bytes if entry else order.size_bytes
-    victims = tables.victims(tables.tenant_of(order.key), size_bytes, order.key)
+    tenant = tables.tenant_of(order.key)
+    victims = tables.victims(tenant, size_bytes, order.key)
     if victims is None:
         if not entry:
             tables.end_ticket(order.ticket_id)
         return PublishReply(PublishOutcome.OVER_BUDGET)
     drop_keys = tuple(one.key for one in victims if order.worker_id in tables.entries[one.key].tiers)
-    tables.evict(victims)
+    num_own = tables.evict_for(tenant, victims, tables.room.own_excess(tenant, size_bytes))
     if not entry:
         _accept(tables, order)
     tables.add_copy(order.key, order.worker_id, order.tier)
-    return PublishReply(PublishOutcome.ACCEPTED, drop_keys, len(victims), _record(tables, life, order.key))
+    record = _record(tables, life, order.key)
+    return PublishReply(PublishOutcome.ACCEPTED, drop_keys, len(victims), num_own, record)
 
 
 def _accept(tables: Tables, order: PublishOrder) -> None:

@@ -105,6 +105,11 @@ class Room:
         rooms = {name: TenantRoom(used, name in self.seen_at, others(name)) for name, used in self.bytes_of.items()}
         return choose_victims(need, rooms, share_of_each(self.limits.budget_bytes, len(self.seen_at)))
 
+    def own_excess(self, tenant: str, size_bytes: int) -> int:
+        """Bytes that a tenant would hold with so many more beyond a budget of its own; 0 where it may have the whole one."""
+        is_bounded = self.budget_of(tenant) < self.limits.budget_bytes
+        return max(self._need(tenant, size_bytes).own_bytes, 0) if is_bounded else 0
+
     def _need(self, tenant: str, size_bytes: int) -> Need:
         return Need(
             tenant,

@@ -5,17 +5,19 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 
 from sortedcontainers import SortedList
 
 from services.cache.adapters.memory_documents import DocumentTable
+from services.cache.adapters.memory_evictions import Evictions
 from services.cache.adapters.memory_past import Past
 from services.cache.adapters.memory_room import Room
 from services.cache.domain.changes import Change, Linked
 from services.cache.domain.eviction import Candidate, Use, greedy_dual_size_frequency
+from services.cache.domain.evictions import EvictionReason
 from services.cache.domain.values import EntryKind, Epochs, Limits, Removal, RemovedCopy
 from services.cache.domain.workers import WorkerRecord
 
@@ -82,6 +84,7 @@ class Tables:
     next_expiry: float = math.inf
     sequence: int = 0
     room: Room = field(init=False)
+    evictions: Evictions = field(init=False)
     past: Past = field(init=False)
     documents: DocumentTable = field(default_factory=DocumentTable)
     entries: dict[bytes, Entry] = field(default_factory=dict)
@@ -97,6 +100,7 @@ class Tables:
 
     def __post_init__(self) -> None:
         self.room = Room(self.limits)
+        self.evictions = Evictions(self.limits)
         self.past = Past(self.limits.max_remembered)
 
     def current_epochs(self, tenant: str, model: str) -> Epochs:
@@ -202,6 +206,7 @@ class Tables:
     def add_entry(self, key: bytes, entry: Entry) -> None:
         """Publish a key whose scopes are linked."""
         self.entries[key] = entry
+        self.evictions.forget(key)
         self.by_age.add((entry.fence, key))
         self.count_use(entry)
         self.settle(key)
@@ -294,8 +299,20 @@ class Tables:
         entry = self.entries[key]
         return entry.size_bytes * len(entry.tiers)
 
-    def evict(self, victims: Iterable[Candidate]) -> None:
+    def evict_for(self, tenant: str, victims: Sequence[Candidate], own_bytes: int) -> int:
+        """Make room for a tenant's entry, first so many bytes for its own budget; how many were evicted for that."""
+        held = accumulate((victim.held_bytes for victim in victims), initial=0)
+        num_own = sum(freed < own_bytes for freed in list(held)[:-1])
+        for victim in victims:
+            entry = self.entries[victim.key]
+            self.evictions.note_pair(tenant, entry.tenant, victim.held_bytes, entry.num_tokens)
+        self.evict(victims[:num_own], EvictionReason.TENANT_BUDGET)
+        self.evict(victims[num_own:], EvictionReason.ROOM)
+        return num_own
+
+    def evict(self, victims: Iterable[Candidate], reason: EvictionReason) -> None:
         """Remove entries for room."""
         for victim in victims:
             self.room.clock = max(self.room.clock, victim.score)
             self.remove_entry(victim.key)
+            self.evictions.note(victim.key, victim.held_bytes, reason)

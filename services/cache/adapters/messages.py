@@ -15,6 +15,7 @@ from services.cache.domain.errors import (
     UnknownLeaseError,
     UnknownWorkerError,
 )
+from services.cache.domain.evictions import Eviction
 from services.cache.domain.orders import PlannedEntry, PlanReply, PublishOrder
 from services.cache.domain.values import EntryKind, Holder, Namespace, PlanOutcome, PublishOutcome
 from services.cache.domain.workers import WorkerRecord
@@ -32,6 +33,7 @@ from services.common.errors import (
 __all__ = [
     "ENTRY_KINDS",
     "copy_order",
+    "evictions_message",
     "holder_message",
     "plan_failure",
     "plan_message",
@@ -176,3 +178,19 @@ def worker_record(message: pb.HeartbeatRequest) -> WorkerRecord:
 def workers_message(workers: Iterable[WorkerRecord]) -> pb.ListWorkersResponse:
     """The response to `ListWorkers`."""
     return pb.ListWorkersResponse(workers=[pb.RegisteredWorker.FromString(worker.description) for worker in workers])
+
+
+def evictions_message(rows: Iterable[Eviction]) -> pb.ListEvictionsResponse:
+    """The response to `ListEvictions`."""
+    return pb.ListEvictionsResponse(
+        evictions=[
+            pb.Eviction(
+                evictor=row.evictor,
+                victim=row.victim,
+                num_entries=row.num_entries,
+                size_bytes=row.size_bytes,
+                num_tokens=row.num_tokens,
+            )
+            for row in rows
+        ]
+    )

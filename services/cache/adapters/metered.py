@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from typing_extensions import override
 
 from services.cache.domain.directory import Directory
+from services.cache.domain.evictions import Eviction, EvictionReason, Miss, MissCause
 from services.cache.domain.orders import (
     Claim,
     Copy,
@@ -28,10 +29,18 @@ __all__ = ["MeteredDirectory"]
 _PLAN_SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
+_BUDGETS = (1.25, 1.5, 2.0, 4.0, 8.0)
+_BEYOND = "more"
+
+
+def _multiple(budget: float) -> str:
+    return f"{budget:g}"
+
+
 class MeteredDirectory(Directory):
     """Counts what passes through; `usage` sets the gauges."""
 
-    def __init__(self, directory: Directory, registry: CollectorRegistry) -> None:
+    def __init__(self, directory: Directory, registry: CollectorRegistry, budget_bytes: int) -> None:
         self._directory = directory
         self._plan_entries = Counter(
             "hypic_cache_plan_entries_total", "Planned entries.", ("kind", "outcome"), registry=registry
@@ -40,7 +49,27 @@ class MeteredDirectory(Directory):
             "hypic_cache_plan_seconds", "Seconds of one plan.", buckets=_PLAN_SECONDS_BUCKETS, registry=registry
         )
         self._publishes = Counter("hypic_cache_publishes_total", "Publishes.", ("outcome",), registry=registry)
-        self._evictions = Counter("hypic_cache_evictions_total", "Entries evicted for room.", registry=registry)
+        self._evictions = Counter(
+            "hypic_cache_evictions_total",
+            "Entries evicted: for room in the whole budget, for its tenant's own, or after a budget was lowered.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in EvictionReason:
+            self._evictions.labels(reason.value)
+        self._missed_tokens = Counter(
+            "hypic_cache_missed_tokens_total",
+            "Tokens of segments that a plan found absent, by the least multiple of the present budget that would have kept"
+            f" them ({', '.join(map(_multiple, _BUDGETS))}); {_BEYOND}: more than that; tenant_budget: evicted for their"
+            " tenant's own; new: never stored, or longer ago than is remembered. An estimate, exact under LRU.",
+            ("budget",),
+            registry=registry,
+        )
+        for multiple in (*map(_multiple, _BUDGETS), _BEYOND, MissCause.TENANT_BUDGET, MissCause.NEW):
+            self._missed_tokens.labels(multiple)
+        self._budget_bytes = budget_bytes
+        budget = Gauge("hypic_cache_budget_bytes", "Bytes that all copies together may hold.", registry=registry)
+        budget.set(budget_bytes)
         self._invalidated = Counter(
             "hypic_cache_invalidated_entries_total", "Entries removed by invalidations.", registry=registry
         )
@@ -67,7 +96,16 @@ class MeteredDirectory(Directory):
         kinds, outcomes = [one.kind for one in order.wanted], [one.outcome for one in reply.entries]
         for labels, count in collections.Counter(zip(kinds, outcomes, strict=True)).items():
             self._plan_entries.labels(*labels).inc(count)
+        for wanted, planned in zip(order.wanted, reply.entries, strict=True):
+            if planned.miss is not None:
+                self._missed_tokens.labels(self._kept_by(planned.miss)).inc(wanted.num_tokens)
         return reply
+
+    def _kept_by(self, miss: Miss) -> str:
+        if miss.cause is not MissCause.ROOM:
+            return miss.cause.value
+        needed = 1 + miss.missing_bytes / self._budget_bytes
+        return next((_multiple(budget) for budget in _BUDGETS if needed <= budget), _BEYOND)
 
     @override
     async def renew(self, lease_id: str, lease_seconds: float) -> None:
@@ -81,7 +119,8 @@ class MeteredDirectory(Directory):
     async def publish(self, order: PublishOrder) -> PublishReply:
         reply = await self._directory.publish(order)
         self._publishes.labels(reply.outcome.value).inc()
-        self._evictions.inc(reply.num_evicted)
+        self._evictions.labels(EvictionReason.TENANT_BUDGET).inc(reply.num_evicted_own)
+        self._evictions.labels(EvictionReason.ROOM).inc(reply.num_evicted - reply.num_evicted_own)
         return reply
 
     @override
@@ -112,7 +151,7 @@ class MeteredDirectory(Directory):
     @override
     async def reconcile(self) -> int:
         evicted = await self._directory.reconcile()
-        self._evictions.inc(evicted)
+        self._evictions.labels(EvictionReason.LOWERED_BUDGET).inc(evicted)
         return evicted
 
     @override
@@ -141,6 +180,10 @@ class MeteredDirectory(Directory):
         self._restored.labels("refused").inc(len(refused))
         self._restored.labels("restored").inc(len(claims) - len(refused))
         return refused
+
+    @override
+    async def evictions(self) -> tuple[Eviction, ...]:
+        return await self._directory.evictions()
 
     @override
     async def usage(self) -> Usage:

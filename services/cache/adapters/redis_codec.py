@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from services.cache.domain.admission import MAX_SIGHTINGS
 from services.cache.domain.descriptions import described, record_of
+from services.cache.domain.evictions import Eviction, Miss, MissCause
 from services.cache.domain.orders import Claim, PlannedEntry, PlanOrder, RegisterOrder, Ticket, Wanted
 from services.cache.domain.values import (
     KEY_BYTES,
@@ -21,6 +22,7 @@ from services.cache.domain.workers import WorkerRecord
 __all__ = [
     "claimed",
     "document",
+    "evictions",
     "keys",
     "pairs",
     "plan_fields",
@@ -98,11 +100,22 @@ def _planned(wanted: Wanted, answer: int | Sequence[str], held: Sequence[tuple[H
         return PlannedEntry(PlanOutcome.HIT, key, held[abs(answer) - 1])
     outcome = PlanOutcome(answer[0])
     if outcome is PlanOutcome.COLD:
-        _, ticket_id, fence, seconds = answer
-        return PlannedEntry(outcome, wanted.key, ticket=Ticket(ticket_id, int(fence), float(seconds)))
+        _, ticket_id, fence, seconds, *miss = answer
+        ticket = Ticket(ticket_id, int(fence), float(seconds))
+        return PlannedEntry(outcome, wanted.key, ticket=ticket, miss=_miss(miss))
     if outcome is PlanOutcome.PENDING:
         return PlannedEntry(outcome, wanted.key, owner_expires_in_seconds=float(answer[1]))
-    return PlannedEntry(outcome, wanted.key)
+    return PlannedEntry(outcome, wanted.key, miss=_miss(answer[1:]))
+
+
+def _miss(answer: Sequence[str]) -> Miss | None:
+    return Miss(MissCause(answer[0]), int(answer[1])) if answer else None
+
+
+def evictions(answer: Sequence[Sequence[str]]) -> tuple[Eviction, ...]:
+    """Who evicted whom, most entries first."""
+    rows = [Eviction(one[0], one[1], *map(int, one[2:])) for one in answer]
+    return tuple(sorted(rows, key=lambda row: (-row.num_entries, row.evictor, row.victim)))
 
 
 def pairs(answer: Sequence[str]) -> dict[str, str]:

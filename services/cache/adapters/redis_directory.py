@@ -31,6 +31,7 @@ from services.cache.domain.errors import (
     UnknownLeaseError,
     UnknownWorkerError,
 )
+from services.cache.domain.evictions import Eviction
 from services.cache.domain.integrity import require_integrity
 from services.cache.domain.orders import (
     Claim,
@@ -59,19 +60,18 @@ __all__ = ["RedisAddress", "RedisDirectory"]
 
 _SCRIPTS = (
     "epochs", "plan", "renew", "release", "publish", "invalidate", "register", "pin", "pinned", "documents", "states",
-    "heartbeat", "workers", "restore", "reconcile", "usage",
+    "heartbeat", "workers", "restore", "reconcile", "usage", "evictions",
 )  # fmt: skip
 # What a script stands on besides the prelude.
 _FOUNDATIONS = {
-    "plan": ("past",),
-    "publish": ("storing", "room"),
-    "pin": ("storing",),
-    "reconcile": ("storing", "room"),
-    "restore": ("storing", "past", "removal"),
+    "plan": ("past", "remembering"),
+    "publish": ("remembering", "storing", "room"),
+    "pin": ("remembering", "storing"),
+    "reconcile": ("remembering", "storing", "room"),
+    "restore": ("remembering", "storing", "past", "removal"),
     "invalidate": ("past", "removal"),
     "register": ("past", "removal"),
 }
-_TIMEOUT_SECONDS = 1.0
 _CONNECTIONS = 16
 
 
@@ -79,7 +79,8 @@ _CONNECTIONS = 16
 class RedisAddress:
     """Where Redis is, and who comes. The user needs no key outside `{prefix}:*`.
 
-    `ca_file`: certificates that sign the server's, with a `rediss://` URL; None trusts the system's.
+    `ca_file`: certificates that sign the server's, with a `rediss://` URL; None trusts the system's. `timeout_seconds`: a server
+    that answers nothing for so long counts as gone.
     """
 
     url: str
@@ -87,6 +88,7 @@ class RedisAddress:
     username: str = ""
     password: str = field(default="", repr=False)
     ca_file: Path | None = None
+    timeout_seconds: float = 1.0
 
 
 class RedisDirectory(Directory):
@@ -100,11 +102,12 @@ class RedisDirectory(Directory):
             decode_responses=True,
             legacy_responses=False,
             protocol=3,
-            socket_timeout=_TIMEOUT_SECONDS,
-            socket_connect_timeout=_TIMEOUT_SECONDS,
+            socket_timeout=address.timeout_seconds,
+            socket_connect_timeout=address.timeout_seconds,
             retry=retry,
             **_security(address),
         )
+        self._timeout_seconds = address.timeout_seconds
         self._turns = asyncio.Semaphore(_CONNECTIONS)
         self._base = f"{{{address.prefix}}}:"
         self._limits = limits
@@ -151,9 +154,9 @@ class RedisDirectory(Directory):
             raise UnknownWorkerError(order.worker_id)
         if outcome != PublishOutcome.ACCEPTED:
             return PublishReply(PublishOutcome(outcome))
-        description, num_evicted, drop_keys = details
+        description, num_evicted, num_evicted_own, drop_keys = details
         record = codec.record(description)
-        return PublishReply(PublishOutcome.ACCEPTED, codec.keys(drop_keys), num_evicted, record)
+        return PublishReply(PublishOutcome.ACCEPTED, codec.keys(drop_keys), num_evicted, num_evicted_own, record)
 
     @override
     async def invalidate(self, scope: str) -> Removal:
@@ -222,6 +225,10 @@ class RedisDirectory(Directory):
         )
 
     @override
+    async def evictions(self) -> tuple[Eviction, ...]:
+        return codec.evictions(await self._run("evictions"))
+
+    @override
     async def usage(self) -> Usage:
         return Usage(*await self._run("usage"))
 
@@ -247,7 +254,7 @@ class RedisDirectory(Directory):
     async def _turn(self) -> AsyncIterator[None]:
         """Scripts run one after the other: beyond a few connections calls wait here, where the pool would refuse them."""
         if self._turns.locked():
-            async with asyncio.timeout(_TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._timeout_seconds):
                 await self._turns.acquire()
         else:
             await self._turns.acquire()

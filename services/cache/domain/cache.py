@@ -4,14 +4,16 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from services.cache.domain.directory import Directory
 from services.cache.domain.errors import InvalidOrderError, StaleEpochsError
+from services.cache.domain.evictions import Eviction
 from services.cache.domain.keys import DocumentScopes, EntryKeys, KeyDeriver, KeyOwner
 from services.cache.domain.orders import Claim, Copy, DocumentRef, PlanOrder, PlanReply, PublishOrder, Wanted
 from services.cache.domain.receipts import ReceiptSigner
+from services.cache.domain.tenant_names import TenantNames
 from services.cache.domain.values import (
     DIGEST_BYTES,
     KEY_BYTES,
@@ -102,6 +104,7 @@ class SegmentCache:
         self._keys = KeyDeriver(secret)
         self._receipts = ReceiptSigner(secret)
         self._epochs: OrderedDict[tuple[str, ...], Mapping[str, int]] = OrderedDict()
+        self._tenants = TenantNames()
         self._default_lease_seconds = default_lease_seconds
 
     async def plan(self, request: PlanRequest) -> PlanReply:
@@ -114,6 +117,7 @@ class SegmentCache:
         """
         _check_plan(request)
         scopes = self._plan_scopes(request)
+        self._tenants.remember(scopes[0], request.namespace.tenant)
         epochs = self._epochs.get(scopes) or await self._directory.epochs(scopes)
         lease_id, nonce = request.lease_id or secrets.token_hex(16), secrets.token_hex(8)
         for _ in range(_PLAN_ATTEMPTS):
@@ -238,6 +242,14 @@ class SegmentCache:
     async def list_workers(self) -> tuple[WorkerRecord, ...]:
         """Living workers by id."""
         return await self._directory.list_workers()
+
+    async def evictions(self) -> tuple[Eviction, ...]:
+        """See `Directory.evictions`; with the names of tenants that have planned here since this process began."""
+        name = self._tenants.name_of
+        return tuple(
+            replace(row, evictor=name(row.evictor), victim=name(row.victim))
+            for row in await self._directory.evictions()
+        )
 
     async def heartbeat(self, worker: WorkerRecord, resident: Sequence[ResidentCopy]) -> tuple[bytes, ...]:
         """Note a worker's life and copies; the keys that it is to drop.

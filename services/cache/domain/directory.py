@@ -7,6 +7,7 @@ inside the directory: before every call, leases, tickets, workers and entries wh
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+from services.cache.domain.evictions import Eviction
 from services.cache.domain.orders import (
     Claim,
     Copy,
@@ -159,6 +160,10 @@ class Directory(ABC):
         a key published with other bytes, no room without
         evicting, a worker without heartbeat. A live ticket for a restored key ends; its publish is FENCED.
         """
+
+    @abstractmethod
+    async def evictions(self) -> tuple[Eviction, ...]:
+        """Whose entries made room for whose, for publishes: the pairs of tenants with most, most first. Changes nothing."""
 
     @abstractmethod
     async def usage(self) -> Usage:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from services.cache.domain.evictions import Miss
 from services.cache.domain.values import (
     DocumentRecord,
     EntryKind,
@@ -86,13 +87,17 @@ class Ticket:
 
 
 class PlannedEntry(NamedTuple):
-    """`holders` with HIT, `ticket` with COLD, `owner_expires_in_seconds` with PENDING."""
+    """`holders` with HIT, `ticket` with COLD, `owner_expires_in_seconds` with PENDING.
+
+    `miss` with a segment that nobody has, nor computes: it is cold by this order, or live, for the first time in it.
+    """
 
     outcome: PlanOutcome
     key: bytes
     holders: tuple[Holder, ...] = ()
     ticket: Ticket | None = None
     owner_expires_in_seconds: float = 0.0
+    miss: Miss | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,15 @@ class PublishOrder:
 
 @dataclass(frozen=True, slots=True)
 class PublishReply:
-    """`drop_keys`: evicted copies of the publishing worker. `record`: with ACCEPTED, what the receipt is made of."""
+    """`drop_keys`: evicted copies of the publishing worker. `record`: with ACCEPTED, what the receipt is made of.
+
+    `num_evicted` entries in all, the first `num_evicted_own` of them for the tenant's own budget.
+    """
 
     outcome: PublishOutcome
     drop_keys: tuple[bytes, ...] = ()
     num_evicted: int = 0
+    num_evicted_own: int = 0
     record: EntryRecord | None = None
 
 

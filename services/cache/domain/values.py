@@ -186,6 +186,8 @@ class Limits:
     `pinned_share` is the part of the budget that pins may keep.
     `max_remembered`: invalidated documents and tags, and scopes added to published entries, that are remembered; with the
     oldest that is forgotten, copies of its time lose the right to come back.
+    `max_ghosts`: evicted keys that are remembered, of each kind; `max_eviction_pairs`: pairs of tenants of which one evicted
+    the other.
     """
 
     budget_bytes: int
@@ -198,6 +200,8 @@ class Limits:
     min_uses: int = 1
     pinned_share: float = 0.5
     max_remembered: int = 100_000
+    max_ghosts: int = 50_000
+    max_eviction_pairs: int = 256
 
     @property
     def pin_limit_bytes(self) -> int:

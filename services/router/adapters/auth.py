@@ -1,5 +1,7 @@
 """From a request's headers to its caller."""
 
+import base64
+
 from starlette.requests import Request
 
 from services.router.adapters.http_errors import HttpError
@@ -33,6 +35,25 @@ class Gate:
         require(caller, scope)
         return caller
 
+    def admit_browser(self, request: Request, scope: Scope) -> Caller:
+        """The caller of a page: a browser asks for a name, which is not looked at, and takes the key as the password.
+
+        Raises:
+            HttpError: as `admit`.
+        """
+        caller = self._keys.find(_password(request) or _bearer(request))
+        if caller is None:
+            raise HttpError(
+                401,
+                "invalid_request_error",
+                "an API key is required, as the password of any name",
+                "invalid_api_key",
+                None,
+                {"www-authenticate": 'Basic realm="hypic console", charset="UTF-8"', "x-should-retry": "false"},
+            )
+        require(caller, scope)
+        return caller
+
     def quotas_of(self, tenant: str) -> Quotas:
         """The bounds of any tenant."""
         return self._keys.quotas_of(tenant)
@@ -49,6 +70,16 @@ def require(caller: Caller, scope: Scope) -> None:
             None,
             {"x-should-retry": "false"},
         )
+
+
+def _password(request: Request) -> str:
+    kind, _, sent = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(sent, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _bearer(request: Request) -> str:

@@ -23,6 +23,7 @@ from services.router.domain.ports import (
     PlanAnswer,
     PlanQuery,
 )
+from services.router.domain.store import TierUsage
 from services.router.domain.workers import WorkerSpeeds
 
 __all__ = ["Description", "GrpcDirectory", "GrpcWorker", "Report"]
@@ -76,8 +77,15 @@ class Report:
 
     speeds: WorkerSpeeds
     capture_tokens_waiting: int
-    num_requests: int
+    num_running: int
+    num_waiting: int
     is_draining: bool
+    tiers: tuple[TierUsage, ...]
+
+    @property
+    def num_requests(self) -> int:
+        """Whatever is there."""
+        return self.num_running + self.num_waiting
 
 
 class GrpcWorker:
@@ -124,8 +132,10 @@ class GrpcWorker:
         return Report(
             messages.worker_speeds(answer.speeds),
             load.capture_tokens_waiting,
-            load.num_requests_running + load.num_requests_waiting,
+            load.num_requests_running,
+            load.num_requests_waiting,
             answer.draining,
+            tuple(TierUsage(own.tier, own.num_states, own.used_bytes, own.capacity_bytes) for own in answer.tiers),
         )
 
     def abort(self, reason: str) -> None:
@@ -181,5 +191,5 @@ class GrpcWorker:
 def _known_event(event: worker_pb2.GenerateEvent) -> GenerateEvent:
     try:
         return messages.generate_event(event)
-    except KeyError as error:
+    except (KeyError, ValueError) as error:
         raise InternalError(f"the worker sent an unknown value {error}") from error

@@ -1,7 +1,8 @@
 """The REST surface."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,7 +20,7 @@ from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.middleware import RequestIds, install_error_handlers
 from services.router.adapters.openapi import describe, install_openapi
 from services.router.adapters.parse import ParsedRequest, RequestParser
-from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead
+from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead, WholeChoice
 from services.router.adapters.streaming import (
     DONE,
     EventStream,
@@ -31,7 +32,6 @@ from services.router.adapters.streaming import (
 from services.router.calling import Called, CalledEvent, find_calls
 from services.router.domain.request import PromptError
 from services.router.domain.tenancy import Caller, Scope
-from services.router.domain.tools import ToolCall
 from services.router.reply import Delta, Done
 from services.router.served_model import Models
 
@@ -175,43 +175,58 @@ class HttpSurface:
 
 
 async def _collect(events: AsyncGenerator[CalledEvent], form: ReplyFormat) -> dict[str, object]:
-    texts: list[str] = []
-    calls: list[ToolCall] = []
-    done: Done | None = None
+    shown: defaultdict[int, list[CalledEvent]] = defaultdict(list)
+    ends: list[Done] = []
     async with aclosing(events):
         async for event in events:
-            if isinstance(event, Delta):
-                texts.append(event.text)
-            elif isinstance(event, Called):
-                calls.append(event.call)
+            if isinstance(event, Delta | Called):
+                shown[event.choice].append(event)
             elif isinstance(event, Done):
-                done = event
-    if done is None:
+                ends.append(event)
+    if not ends:
         raise HypicError("the reply ended without a finish")
-    return form.whole("".join(texts), calls, done)
+    return form.whole([_whole(shown[done.choice], done) for done in _in_order(ends)])
+
+
+def _whole(shown: Sequence[CalledEvent], done: Done) -> WholeChoice:
+    deltas = [event for event in shown if isinstance(event, Delta)]
+    calls = tuple(event.call for event in shown if isinstance(event, Called))
+    tokens = tuple(token for delta in deltas for token in delta.tokens)
+    return WholeChoice("".join(delta.text for delta in deltas), tokens, calls, done)
+
+
+def _in_order(ends: Sequence[Done]) -> list[Done]:
+    return sorted(ends, key=lambda done: done.choice)
 
 
 async def _write_events(
     first: CalledEvent, events: AsyncGenerator[CalledEvent], form: ReplyFormat
 ) -> AsyncGenerator[bytes]:
+    ends = [first] if isinstance(first, Done) else []
     async with aclosing(events):
         try:
-            for chunk in form.opening():
-                yield server_sent_event(chunk)
-            for chunk in _chunks(first, form):
-                yield server_sent_event(chunk)
+            if opened := [*form.opening(), *_chunks(first, form)]:
+                yield _together(opened)
             async for event in events:
-                for chunk in _chunks(event, form):
-                    yield server_sent_event(chunk)
+                ends += [event] if isinstance(event, Done) else []
+                if chunks := _chunks(event, form):
+                    yield _together(chunks)
+            if closed := list(form.ending(_in_order(ends))):
+                yield _together(closed)
         except Exception as error:
             get_logger().exception("stream_failed")
             yield server_sent_event(http_error(error).envelope())
         yield DONE
 
 
+def _together(chunks: Iterable[Mapping[str, object]]) -> bytes:
+    """What is ready at once goes out at once: every write costs more than what it carries."""
+    return b"".join(map(server_sent_event, chunks))
+
+
 def _chunks(event: CalledEvent, form: ReplyFormat) -> list[dict[str, object]]:
     if isinstance(event, Delta):
-        return [form.delta(event.text)]
+        return [form.delta(event)]
     if isinstance(event, Called):
         return [form.called(event)]
     return list(form.closing(event)) if isinstance(event, Done) else []
@@ -228,6 +243,10 @@ def create_http_app(
 ) -> FastAPI:
     """The ASGI application; `pages`: further endpoints."""
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    # They read their bodies themselves: the framework's reading of parameters would only take time. They stand among the
+    # surface's routes too, for the OpenAPI document.
+    app.router.add_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])
+    app.router.add_route("/v1/completions", surface.completions, methods=["POST"])
     app.include_router(surface.routes())
     for page in pages:
         app.include_router(page)

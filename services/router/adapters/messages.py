@@ -18,6 +18,7 @@ from services.router.domain.ports import (
     PlanQuery,
     Prefilled,
     ServedPart,
+    TokenLogprobs,
     Tokens,
 )
 from services.router.domain.request import Namespace, Sampling
@@ -133,6 +134,7 @@ def model_info(info: worker_pb2.WorkerInfo) -> ModelInfo:
         state_bytes=info.state_bytes,
         state_token_bytes=info.state_token_bytes,
         num_layers=max(1, info.num_layers),
+        vocab_size=info.vocab_size,
     )
 
 
@@ -214,6 +216,13 @@ def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...]) -> worker_pb2
         seed=sampling.seed,
         max_tokens=sampling.max_tokens or 0,
         stop_token_ids=stop_token_ids,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=[worker_pb2.TokenBias(token_id=token, bias=bias) for token, bias in sampling.logit_bias],
+        min_tokens=sampling.min_tokens,
+        logprobs=sampling.logprobs,
     )
 
 
@@ -225,9 +234,13 @@ def generate_event(event: worker_pb2.GenerateEvent) -> GenerateEvent:
         prefilled = event.prefilled
         return Prefilled(parts, prefilled.queue_seconds, prefilled.fetch_seconds, prefilled.combine_seconds)
     if kind == "tokens":
-        return Tokens(tuple(event.tokens.token_ids))
+        return Tokens(tuple(event.tokens.token_ids), tuple(map(_token_logprobs, event.tokens.logprobs)))
     finished = event.finished
     return Finished(_FINISH_REASONS[finished.reason], finished.decode_seconds, finished.generated_tokens)
+
+
+def _token_logprobs(message: worker_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=True)))
 
 
 def _served_part(part: worker_pb2.ServedPart) -> ServedPart:

@@ -1,35 +1,43 @@
 """Metrics as a decorator round the router: names and buckets are vLLM's where the thing is the same."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from services.common import buckets
 from services.router.adapters.http_errors import http_error
-from services.router.domain.explain import Explanation
-from services.router.domain.parts import Reason
+from services.router.domain.explain import PartExplanation
+from services.router.domain.parts import PartKind, Reason
 from services.router.domain.plan import CaptureCause, Served
 from services.router.domain.request import GenerationRequest
+from services.router.domain.tenancy import OTHER_TENANTS
 from services.router.reply import Done, ReplyEvent, Started
 
 __all__ = ["Generator", "MeteredRouter", "RouterMetrics"]
 
-_TIME_TO_FIRST_TOKEN_BUCKETS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-    160.0, 640.0, 2560.0,
-)  # fmt: skip
-_LATENCY_BUCKETS = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-    1920.0, 7680.0,
-)  # fmt: skip
 # What a client or the plan chose is no fallback.
 _CHOSEN = {
     Reason.REUSE_OFF, Reason.REUSE_EXACT, Reason.FIRST_USE, Reason.TOO_SHORT, Reason.LAST_PART, Reason.NOT_MARKED,
 }  # fmt: skip
+# Those that workers give, beside the router's own: labels stay few whatever a worker says.
+_REASONS = {
+    *Reason, "blob_damaged", "blob_foreign", "blob_missing", "fetch_failed", "fetch_timeout", "tier_unreachable",
+    "worker_unreachable",
+}  # fmt: skip
+_STAGES = {
+    "plan": ("Asking the directory what is stored.", buckets.STAGE),
+    "capture": ("Waiting for captures ahead of the combine, also others'.", buckets.STAGE),
+    "queue": ("Waiting in the worker for room.", buckets.REQUEST),
+    "fetch": ("Waiting in the worker for layers of states that came from elsewhere.", buckets.STAGE),
+    "combine": ("From admission in the worker to the first token, less the wait for layers.", buckets.STAGE),
+    "decode": ("From the first token to the last.", buckets.REQUEST),
+}
 
 
 class Generator(Protocol):
@@ -49,63 +57,98 @@ class _WorkerGauge(Collector):
     def __init__(self, states: WorkerStates) -> None:
         self._states = states
 
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """See `Collector`."""
+        yield self._family()
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """See `Collector`."""
-        gauge = GaugeMetricFamily(
-            "hypic_workers",
-            "Workers by role (a worker with two counts twice) and state, as this router sees them.",
-            labels=("role", "state"),
-        )
+        gauge = self._family()
         for labels, count in sorted(self._states().items()):
             gauge.add_metric(labels, count)
         yield gauge
 
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(
+            "hypic_workers",
+            "Workers by role (a worker with two counts twice) and state, as this router sees them.",
+            labels=("role", "state"),
+        )
+
 
 class RouterMetrics:
-    """The router's instruments in one registry."""
+    """The router's instruments in one registry.
 
-    def __init__(self, registry: CollectorRegistry, worker_states: WorkerStates = dict) -> None:
+    tenant_groups: the group of each tenant that has one; metrics name no tenant, and every other one is `other`.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        worker_states: WorkerStates = dict,
+        tenant_groups: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.registry = registry
+        self._tenant_groups = tenant_groups
         registry.register(_WorkerGauge(worker_states))
-        self.captures = Counter(
-            "hypic_captures_total",
-            "Segments that workers were asked to capture: assigned, retried after a failure, or hedged when late.",
-            ["cause", "outcome"],
-            registry=registry,
-        )
-        self.fetches = Counter(
-            "hypic_fetched_parts_total",
-            "Parts whose state the combining worker fetched.",
-            ["source"],
-            registry=registry,
-        )
-        self.time_to_first_token = Histogram(
-            "hypic_time_to_first_token_seconds",
+        self._add_times(registry)
+        self._add_counts(registry)
+
+    def _add_times(self, registry: CollectorRegistry) -> None:
+        def seconds(name: str, text: str, bounds: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(f"hypic_{name}_seconds", text, labels, buckets=bounds, registry=registry)
+
+        self.time_to_first_token = seconds(
+            "time_to_first_token",
             "From a request's arrival to its first token.",
-            buckets=_TIME_TO_FIRST_TOKEN_BUCKETS,
-            registry=registry,
+            buckets.TIME_TO_FIRST_TOKEN,
+            "tenant_group",
         )
-        self.latency = Histogram(
-            "hypic_e2e_request_latency_seconds",
-            "From a request's arrival to the end of its reply.",
-            buckets=_LATENCY_BUCKETS,
-            registry=registry,
+        self.latency = seconds(
+            "e2e_request_latency", "From a request's arrival to the end of its reply.", buckets.REQUEST
         )
+        self.time_per_output_token = seconds(
+            "request_time_per_output_token", "Of a reply's tokens behind the first, on average.", buckets.INTER_TOKEN
+        )
+        self._stages = {name: seconds(f"request_{name}_time", text, bounds) for name, (text, bounds) in _STAGES.items()}
+
+    def _add_counts(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"hypic_{name}_total", text, labels, registry=registry)
+
         self.running = Gauge("hypic_num_requests_running", "Requests in the router.", registry=registry)
-        self.success = Counter(
-            "hypic_request_success_total", "Replies that ended well.", ["finish_reason"], registry=registry
-        )
-        self.errors = Counter("hypic_request_errors_total", "Failed requests.", ["code"], registry=registry)
-        self.prompt_tokens = Counter(
-            "hypic_prompt_tokens_total",
+        self.success = counter("request_success", "Replies that ended well.", "finish_reason", "tenant_group")
+        self.errors = counter("request_errors", "Failed requests.", "code")
+        self.prompt_tokens = counter(
+            "prompt_tokens",
             "Prompt tokens: reused from a prefix snapshot or a hit, captured for the request (cold), or live.",
-            ["served"],
-            registry=registry,
+            "served",
+            "tenant_group",
         )
-        self.generation_tokens = Counter("hypic_generation_tokens_total", "Generated tokens.", registry=registry)
-        self.fallbacks = Counter(
-            "hypic_fallbacks_total", "Parts computed although reuse was meant.", ["reason"], registry=registry
+        self.reused_tokens = counter(
+            "reused_tokens",
+            "Those of the prompt tokens that were reused, by the tier that had them; of other workers `same_host`, `other_host`.",
+            "tier",
         )
+        self.seam_tokens = counter("seam_tokens", "Live tokens of composed segments: their seam windows.")
+        self.generation_tokens = counter("generation_tokens", "Generated tokens.", "tenant_group")
+        self.fallbacks = counter("fallbacks", "Parts computed although reuse was meant.", "reason")
+        self.captures = counter(
+            "captures",
+            "Segments that workers were asked to capture: assigned, retried after a failure, or hedged when late.",
+            "cause",
+            "outcome",
+        )
+        self.single_flighted = counter(
+            "single_flighted_captures",
+            "Parts that another request was capturing, by what became of them: its state was waited for (hit), or not.",
+            "served",
+        )
+        self.fetches = counter("fetched_parts", "Parts whose state the combining worker fetched.", "source")
+
+    def group_of(self, tenant: str) -> str:
+        """The group that metrics name in a tenant's place."""
+        return self._tenant_groups.get(tenant, OTHER_TENANTS)
 
     def count_capture(self, cause: CaptureCause, is_stored: bool) -> None:
         """A capture ahead of a reply, or behind one, has ended."""
@@ -115,23 +158,42 @@ class RouterMetrics:
         """A request failed before or inside its reply."""
         self.errors.labels(http_error(error).code or "unknown").inc()
 
-    def count_done(self, done: Done) -> None:
+    def count_done(self, done: Done, group: str) -> None:
         """A reply ended well."""
-        self.success.labels(done.reason.value).inc()
-        self.generation_tokens.inc(done.usage.completion_tokens)
-        self._count_parts(done.explanation)
+        self.success.labels(done.reason.value, group).inc()
+        self.generation_tokens.labels(group).inc(done.usage.completion_tokens)
+        self._observe_seconds(done)
+        for part in done.explanation.parts:
+            self._count_part(part, group)
 
-    def _count_parts(self, explanation: Explanation) -> None:
-        for part in explanation.parts:
-            self.prompt_tokens.labels(Served.LIVE.value).inc(part.live_tokens)
-            self.prompt_tokens.labels(Served.COLD.value).inc(part.captured_tokens)
-            reused_from = Served.PREFIX if part.served is Served.PREFIX else Served.HIT
-            self.prompt_tokens.labels(reused_from.value).inc(part.reused_tokens)
-            if part.fetch is not None:
-                self.fetches.labels("worker" if part.fetch.worker else "tier").inc()
-            if part.reason and part.reason not in _CHOSEN:
-                known = part.reason if part.reason in set(Reason) else "other"
-                self.fallbacks.labels(str(known)).inc()
+    def _observe_seconds(self, done: Done) -> None:
+        seconds = done.explanation.seconds
+        for name, stage in self._stages.items():
+            stage.observe(getattr(seconds, name))
+        later_tokens = done.usage.completion_tokens - 1
+        if later_tokens > 0:
+            self.time_per_output_token.observe(seconds.decode / later_tokens)
+
+    def _count_part(self, part: PartExplanation, group: str) -> None:
+        reused_from = Served.PREFIX if part.served is Served.PREFIX else Served.HIT
+        counts = {
+            Served.LIVE: part.live_tokens,
+            Served.COLD: part.captured_tokens,
+            reused_from: part.reused_tokens,
+        }
+        for served, tokens in counts.items():
+            self.prompt_tokens.labels(served.value, group).inc(tokens)
+        if part.reused_tokens:
+            self.reused_tokens.labels(part.tier or "unknown").inc(part.reused_tokens)
+        if part.kind is PartKind.SEGMENT and part.served in (Served.HIT, Served.COLD):
+            self.seam_tokens.inc(part.live_tokens)
+        if part.planned is Served.PENDING:
+            self.single_flighted.labels(part.served.value).inc()
+        if part.fetch is not None:
+            self.fetches.labels("worker" if part.fetch.worker else "tier").inc()
+        if part.reason and part.reason not in _CHOSEN:
+            known = part.reason if part.reason in _REASONS else "other"
+            self.fallbacks.labels(str(known)).inc()
 
 
 class MeteredRouter:
@@ -144,14 +206,15 @@ class MeteredRouter:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
         """The inner router's reply, measured."""
         arrival = time.monotonic()
+        group = self._metrics.group_of(request.namespace.tenant)
         with self._metrics.running.track_inprogress():
             try:
                 async with aclosing(self._inner.generate(request)) as events:
                     async for event in events:
                         if isinstance(event, Started):
-                            self._metrics.time_to_first_token.observe(time.monotonic() - arrival)
+                            self._metrics.time_to_first_token.labels(group).observe(time.monotonic() - arrival)
                         elif isinstance(event, Done):
-                            self._metrics.count_done(event)
+                            self._metrics.count_done(event, group)
                             self._metrics.latency.observe(time.monotonic() - arrival)
                         yield event
             except Exception as error:

@@ -12,6 +12,7 @@ from services.router.adapters.documents import (
 )
 from services.router.adapters.fields import read, read_object
 from services.router.adapters.schema import (
+    REMEDIES,
     UNSUPPORTED,
     ChatBody,
     CompletionBody,
@@ -22,7 +23,7 @@ from services.router.adapters.schema import (
     StopText,
     TextPart,
 )
-from services.router.adapters.shapes import MAX_PARTS
+from services.router.adapters.shapes import MAX_PARTS, MAX_PROMPTS
 from services.router.adapters.tool_schema import allows_calls, read_calls, read_tools
 from services.router.domain.request import (
     ChatPrompt,
@@ -90,7 +91,8 @@ class RequestParser:
         refuse_conflicts(located)
         tools = read_tools(chat.tools or ())
         prompt = ChatPrompt(messages, tuple(each.document for each in documents), tools)
-        parsed = _parsed(chat, prompt, chat.max_completion_tokens or chat.max_tokens, caller)
+        sampling = _sampling(chat, chat.max_completion_tokens or chat.max_tokens)
+        parsed = _parsed(chat, prompt, replace(sampling, logprobs=_chat_logprobs(chat)), caller)
         return replace(parsed, callable_tools=tools if allows_calls(chat.tool_choice) else ())
 
     def parse_completion(self, body: object, caller: Caller) -> ParsedRequest:
@@ -102,21 +104,26 @@ class RequestParser:
         raw = read_object(body, "")
         completion = read(CompletionBody, raw, "")
         _refuse_unsupported(raw)
-        text = _prompt_text(completion.prompt)
-        pieces = text.split(self._separator) if self._separator else [text]
-        max_tokens = completion.max_tokens or _COMPLETION_MAX_TOKENS
-        return _parsed(completion, TextPrompt(tuple(pieces)), max_tokens, caller)
+        first, *further = map(self._prompt, _prompt_texts(completion.prompt))
+        sampling = _sampling(completion, completion.max_tokens or _COMPLETION_MAX_TOKENS)
+        sampling = replace(sampling, logprobs=completion.logprobs)
+        parsed = _parsed(completion, first, sampling, caller)
+        return replace(parsed, request=replace(parsed.request, further_prompts=tuple(further)))
+
+    def _prompt(self, text: str) -> TextPrompt:
+        return TextPrompt(tuple(text.split(self._separator) if self._separator else [text]))
 
 
-def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, max_tokens: int | None, caller: Caller) -> ParsedRequest:
+def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, sampling: Sampling, caller: Caller) -> ParsedRequest:
     request = GenerationRequest(
         model=body.model,
         prompt=prompt,
-        sampling=_sampling(body, max_tokens),
+        sampling=sampling,
         stop=_stops(body.stop),
         options=reuse_options(body.hypic),
         namespace=replace(caller.namespace(), salt=body.cache_salt or ""),
         max_in_flight=caller.quotas.max_requests_in_flight,
+        num_choices=body.n or 1,
     )
     if body.stream_options and not body.stream:
         raise PromptError("stream_options needs stream: true", param="stream_options")
@@ -136,7 +143,9 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, harmless in UNSUPPORTED.items():
         value = body.get(name)
         if value is not None and not any(value == each and _is_bool(value) == _is_bool(each) for each in harmless):
-            raise PromptError(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
+            remedy = REMEDIES.get(name, "leave it out")
+            message = f"{name} is not supported by this server; {remedy}"
+            raise PromptError(message, param=name, code="unsupported_parameter")
 
 
 def _is_bool(value: object) -> bool:
@@ -154,7 +163,28 @@ def _sampling(body: SharedBody, max_tokens: int | None) -> Sampling:
         top_k=max(body.top_k or 0, 0),
         seed=None if body.seed is None else body.seed % 2**64,
         max_tokens=max_tokens,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        min_tokens=body.min_tokens or 0,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
     )
+
+
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for name in biases:
+        if not (name.isascii() and name.isdigit() and name == str(int(name[:10]))):
+            raise PromptError(f"logit_bias: {name[:40]!r} is no token id", param="logit_bias")
+    return tuple((int(name), bias) for name, bias in biases.items())
+
+
+def _chat_logprobs(chat: ChatBody) -> int | None:
+    if chat.top_logprobs and not chat.logprobs:
+        raise PromptError("top_logprobs needs logprobs: true", param="top_logprobs")
+    return (chat.top_logprobs or 0) if chat.logprobs else None
 
 
 def _stops(value: object) -> tuple[str, ...]:
@@ -214,12 +244,21 @@ def _content_part(value: object, path: str, located: list[LocatedDocument]) -> C
     raise PromptError(f"{path}.type must be 'text' or 'document'", param=f"{path}.type", code="unsupported_content")
 
 
-def _prompt_text(value: object) -> str:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        value = value[0]
+def _prompt_texts(value: object) -> Sequence[str]:
+    if not isinstance(value, list):
+        return [_prompt_text(value, "prompt")]
+    if not 1 <= len(value) <= MAX_PROMPTS or not all(isinstance(each, str) for each in value):
+        raise PromptError(
+            f"prompt must be a string or a list of 1 to {MAX_PROMPTS} strings; token ids are not supported",
+            param="prompt",
+        )
+    return [_prompt_text(each, f"prompt[{index}]") for index, each in enumerate(value)]
+
+
+def _prompt_text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise PromptError("prompt must be one string; token ids and several prompts are not supported", param="prompt")
-    text = read(TextPart, {"text": value}, "prompt").text
+        raise PromptError("prompt must be a string or a list of strings; token ids are not supported", param=path)
+    text = read(TextPart, {"text": value}, path).text
     if not text:
-        raise PromptError("prompt must not be empty", param="prompt")
+        raise PromptError(f"{path} must not be empty", param=path)
     return text

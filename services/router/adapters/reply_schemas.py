@@ -61,7 +61,11 @@ _USAGE = _object(
     prompt_tokens_details=_object("Of the prompt.", cached_tokens=_INTEGER),
 )
 _HEAD: Json = {"id": _STRING, "created": _INTEGER, "model": _STRING}
-_CHOICE: Json = {"index": _INTEGER, "finish_reason": _REASON}
+_LOGPROBS: Json = {
+    "type": "object",
+    "description": "Log probabilities of the reply's tokens, where they were asked for.",
+}
+_CHOICE: Json = {"index": _INTEGER, "finish_reason": _REASON, "logprobs": _or_null(_LOGPROBS)}
 
 
 def _reply(description: str, kind: str, choice: Json) -> Json:

@@ -29,6 +29,7 @@ from services.router.adapters.shapes import (
 
 __all__ = [
     "BREAKPOINT",
+    "REMEDIES",
     "UNSUPPORTED",
     "AnthropicSource",
     "CacheBreakpoint",
@@ -52,10 +53,7 @@ __all__ = [
 # Parameters of OpenAI's and vLLM's API that would change the reply and cannot be honoured, with the values that
 # ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
@@ -67,19 +65,25 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "stop_token_ids": ([],),
     "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+}
+
+
+# What to do instead, where leaving the parameter out is not all there is to say.
+REMEDIES = {
+    "best_of": "ask for several choices with n, and choose among them by their logprobs",
+    "prompt_logprobs": "log probabilities are told of generated tokens only, by logprobs",
+    "echo": "put the prompt in front of the reply on the client's side",
+    "suffix": "put what follows into the prompt, in the form that the model was trained on",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "modalities": "this server writes text; ask for ['text']",
+    "audio": "this server writes text",
+    "web_search_options": "search on the client's side and send what was found as documents",
 }
 
 
@@ -144,6 +148,11 @@ DocumentId = Annotated[
 ]
 
 
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
 class SharedBody(BaseModel):
     """What both endpoints accept; unknown fields are kept, to be named in a response header."""
 
@@ -162,9 +171,32 @@ class SharedBody(BaseModel):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
         default=None, description="Draw among so many of the likeliest tokens; 0 and -1 take all."
     )
+    min_p: Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)] | None = Field(
+        default=None, description="Leave out tokens below this share of the likeliest one's probability."
+    )
+    presence_penalty: Penalty | None = Field(
+        default=None, description="Taken from logits of tokens that were generated."
+    )
+    frequency_penalty: Penalty | None = Field(
+        default=None, description="Taken from a token's logit as often as it was generated."
+    )
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False)] | None = Field(
+        default=None, description="Divides positive logits, and multiplies negative ones, of tokens seen before."
+    )
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=300)] | None = Field(
+        default=None, description="Added to logits, by token id."
+    )
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="Ahead of so many tokens nothing ends the reply."
+    )
+    ignore_eos: bool | None = Field(default=None, description="The model's own end does not end the reply.")
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(
+        default=None, description="Tokens that end the reply, beside the model's own."
+    )
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = Field(
         default=None, description="The same seed draws the same tokens."
     )
+    n: Annotated[int, Field(ge=1, le=16)] | None = Field(default=None, description="How many choices; 1 by default.")
     stop: Annotated[Any, STOPS] = Field(default=None, description="Texts that end the reply and are no part of it.")
     stream: bool | None = Field(default=None, description="The reply comes in server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
@@ -200,12 +232,19 @@ class ChatBody(SharedBody):
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="OpenAI's newer name of `max_tokens`; it counts where both are given."
     )
+    logprobs: bool | None = Field(default=None, description="Tell the log probabilities of generated tokens.")
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="And those of so many likeliest tokens at each place."
+    )
 
 
 class CompletionBody(SharedBody):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[Any, PROMPT] = Field(description="One text; token ids and several prompts are refused.")
+    prompt: Annotated[Any, PROMPT] = Field(description="A text, or several; token ids are refused.")
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(
+        default=None, description="Tell log probabilities of generated tokens, and of so many likeliest ones."
+    )
 
 
 class StopList(Strict):

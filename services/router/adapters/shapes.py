@@ -14,6 +14,7 @@ __all__ = [
     "MAX_DOCUMENTS",
     "MAX_MESSAGES",
     "MAX_PARTS",
+    "MAX_PROMPTS",
     "MAX_TOOLS",
     "MESSAGES",
     "PROMPT",
@@ -30,6 +31,7 @@ MAX_DOCUMENTS = 1024
 MAX_MESSAGES = 4096
 MAX_PARTS = 2048
 MAX_TOOLS = 128
+MAX_PROMPTS = 32
 MAX_CALLS = 128
 
 
@@ -57,7 +59,7 @@ MESSAGES = WithJsonSchema(list_of(ref("Message"), 1, MAX_MESSAGES))
 DOCUMENTS = WithJsonSchema(list_of(ref("Document"), 0, MAX_DOCUMENTS))
 STOPS = WithJsonSchema({"anyOf": [_STOP, list_of(_STOP, 0, 4), {"type": "null"}]})
 PROMPT = WithJsonSchema(
-    {"anyOf": [{"type": "string", "minLength": 1}, list_of({"type": "string", "minLength": 1}, 1, 1)]}
+    {"anyOf": [{"type": "string", "minLength": 1}, list_of({"type": "string", "minLength": 1}, 1, MAX_PROMPTS)]}
 )
 DATA = WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, ref("CohereData")]})
 DOCUMENT = WithJsonSchema({"anyOf": [ref("Document"), {"type": "null"}]})

@@ -1,11 +1,11 @@
 """Server-sent events, and the client's disconnect as a cancellation."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,7 +26,7 @@ class ClientGoneError(RouterError):
 
 def server_sent_event(payload: Mapping[str, Any]) -> bytes:
     """One event; JSON never holds a raw line break."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
 async def first_event(events: AsyncGenerator[Result]) -> Result:
@@ -88,14 +88,26 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def _race(work: Coroutine[None, None, Result], gone: Coroutine[None, None, None]) -> Result:
-    worker = asyncio.create_task(work)
-    watcher = asyncio.create_task(gone)
-    try:
-        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not worker.done():
-            raise ClientGoneError
-        return worker.result()
-    finally:
-        for task in (worker, watcher):
+    """The work's result, or its cancellation when `gone` ends first. It runs in the caller's task: one less a request."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("only a task can be cancelled")
+    left: list[BaseException | None] = []
+
+    def leave(watcher: "asyncio.Task[None]") -> None:
+        if not watcher.cancelled():
+            left.append(watcher.exception())
             task.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+    watcher = asyncio.create_task(gone)
+    watcher.add_done_callback(leave)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        # Cancelled by someone else as well, the task goes on ending for them.
+        if left and task.uncancel() == 0:
+            raise (left[0] or ClientGoneError()) from None
+        raise
+    finally:
+        watcher.remove_done_callback(leave)
+        watcher.cancel()

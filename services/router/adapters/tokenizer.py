@@ -5,20 +5,25 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from blake3 import blake3
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from services.router.adapters.token_bytes import TokenBytes
 from services.router.domain.model import ModelRefusedError
 
 __all__ = ["IncrementalDetokenizer", "MemoizedIds", "TwoWayTokenizer"]
 
 # What an entry costs besides its ids: digest, list node, object headers.
 _ENTRY_OVERHEAD_BYTES = 256
-# Shorter texts are tokenized faster than they are hashed and looked up.
-_SHORTEST_MEMOIZED = 256
+# Shorter texts are tokenized about as fast as they are hashed and looked up.
+_SHORTEST_MEMOIZED = 32
+# Of the template's own texts, which prompts repeat again and again: how many are kept, and how long each may be.
+_TEMPLATE_TEXTS = 1024
+_LONGEST_TEMPLATE_TEXT = 256
 
 
 class MemoizedIds:
@@ -43,6 +48,11 @@ class MemoizedIds:
                 return None
             self._ids.move_to_end(digest)
         return tuple(ids)
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether `get` would find this text's ids, which stay as old as they are."""
+        with self._lock:
+            return digest in self._ids
 
     def put(self, digest: bytes, ids: Sequence[int]) -> None:
         """Remember ids; the oldest make room, and what exceeds the capacity alone is not kept."""
@@ -80,14 +90,22 @@ class TwoWayTokenizer:
         except Exception as error:  # the library raises nothing more precise
             raise ModelRefusedError(f"the worker's tokenizer.json cannot be read: {error}") from error
         self._control_ids = frozenset(token["id"] for token in added if token.get("special"))
+        self._spelling = TokenBytes(self._template, description)
         self._memo = MemoizedIds(memo_bytes)
+        self._encode_short_template = lru_cache(_TEMPLATE_TEXTS)(self._encode_template)
         self._longest_token_bytes = max((len(token.encode()) for token in self._plain.get_vocab()), default=1)
         for token in added:
             self._check_unforgeable(token["content"])
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """See `Tokenizer`."""
-        return tuple(self._template.encode(text, add_special_tokens=False).ids)
+        if len(text) <= _LONGEST_TEMPLATE_TEXT:
+            return self._encode_short_template(text)
+        return self._encode_template(text)
+
+    def is_known(self, text: str) -> bool:
+        """See `Tokenizer`."""
+        return len(text) >= _SHORTEST_MEMOIZED and self._memo.holds(blake3(text.encode()).digest())
 
     def encode_plain(self, text: str) -> tuple[int, ...]:
         """See `Tokenizer`."""
@@ -106,7 +124,10 @@ class TwoWayTokenizer:
 
     def new_detokenizer(self) -> "IncrementalDetokenizer":
         """A detokenizer for one reply."""
-        return IncrementalDetokenizer(self._template)
+        return IncrementalDetokenizer(self._template, self._spelling)
+
+    def _encode_template(self, text: str) -> tuple[int, ...]:
+        return tuple(self._template.encode(text, add_special_tokens=False).ids)
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         ids = tuple(self._plain.encode(text, add_special_tokens=False).ids)
@@ -125,10 +146,15 @@ class TwoWayTokenizer:
 class IncrementalDetokenizer:
     """Text of one reply, id by id; holds back bytes that do not complete a character."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, spelling: TokenBytes) -> None:
         self._tokenizer = tokenizer
+        self._spelling = spelling
         self._stream = DecodeStream(skip_special_tokens=True)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """See `Detokenizer`."""
         return "".join(self._stream.step(self._tokenizer, token_id) or "" for token_id in token_ids)
+
+    def spell(self, token_id: int) -> bytes:
+        """See `Detokenizer`."""
+        return self._spelling.spell(token_id)

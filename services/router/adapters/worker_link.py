@@ -11,11 +11,12 @@ import grpc
 from services.common.errors import HypicError
 from services.common.rpc import create_channel
 from services.common.telemetry import get_logger
-from services.router.adapters.clients import Description, GrpcWorker
+from services.router.adapters.clients import Description, GrpcWorker, Report
 from services.router.adapters.worker_load import WorkerLoad
 from services.router.domain.model import ModelRefusedError
+from services.router.domain.store import WorkerStatus
 from services.router.domain.unmeasured import UNMEASURED
-from services.router.domain.workers import TransferSpeed, WorkerSpeeds, WorkerView
+from services.router.domain.workers import Role, TransferSpeed, WorkerSpeeds, WorkerView
 
 __all__ = ["LinkState", "WorkerLink"]
 
@@ -73,6 +74,7 @@ class WorkerLink:
         self._note = note
         self._silence_seconds = silence_seconds
         self._answered_at = 0.0
+        self._report: Report | None = None
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -85,9 +87,16 @@ class WorkerLink:
         """Its worker serves the model and is there, whether or not it takes new work."""
         return self.state in (LinkState.READY, LinkState.DRAINING, LinkState.SILENT)
 
+    @property
+    def can_combine(self) -> bool:
+        """Its worker takes prompts, or would if it answered."""
+        is_open = self.state in (LinkState.READY, LinkState.SILENT)
+        return is_open and self.description is not None and Role.COMBINE in self.description.roles
+
     def admit(self, description: Description) -> None:
         """Take the described worker."""
         self.description = description
+        self._report = None
         self._answered_at = time.monotonic()
         self._become(LinkState.READY, "")
         get_logger().info("worker_described", address=self.address, worker_id=self.worker_id)
@@ -104,6 +113,20 @@ class WorkerLink:
             backlog_seconds=self.load.backlog_seconds(self._speeds),
             running_requests=self.load.running_requests,
             is_draining=self.state is LinkState.DRAINING,
+        )
+
+    def status(self) -> WorkerStatus:
+        """As an administrator sees it."""
+        report = self._report
+        return WorkerStatus(
+            worker_id=self.worker_id,
+            address=self.address,
+            roles=() if self.description is None else tuple(sorted(self.description.roles)),
+            state=self.state.value,
+            trouble=self.trouble,
+            num_running=report.num_running if report else 0,
+            num_waiting=report.num_waiting if report else 0,
+            tiers=report.tiers if report else (),
         )
 
     async def close(self) -> None:
@@ -154,6 +177,7 @@ class WorkerLink:
             return
         self._answered_at = time.monotonic()
         self._speeds = report.speeds
+        self._report = report
         self.load.take_report(report)
         if report.is_draining:
             self._become(LinkState.DRAINING, f"the worker at {self.address} is draining")

@@ -1,4 +1,6 @@
-"""The workers that the router knows, and the one model that all of them serve; implements `Models` and `Workers`."""
+"""The workers that the router knows, and the one model that all of them serve; implements `Models`, `Workers` and
+`WorkerStatuses`.
+"""
 
 import asyncio
 from collections import Counter
@@ -10,6 +12,7 @@ from services.common.errors import UnavailableError
 from services.router.adapters.clients import Description, GrpcWorker
 from services.router.adapters.worker_link import LinkState, WorkerLink
 from services.router.domain.ports import Source, Work
+from services.router.domain.store import WorkerStatus
 from services.router.domain.unmeasured import assume_speeds
 from services.router.domain.workers import Role, WorkerView
 from services.router.served_model import ServedModel
@@ -61,9 +64,13 @@ class WorkerPool:
             counts.update((role, link.state.value) for role in roles)
         return counts
 
+    def statuses(self) -> tuple[WorkerStatus, ...]:
+        """See `WorkerStatuses`."""
+        return tuple(link.status() for _, link in sorted(self._links.items()))
+
     def require(self) -> ServedModel:
         """See `Models`."""
-        if self._model is None or not any(Role.COMBINE in view.roles and not view.is_draining for view in self.views()):
+        if self._model is None or not any(link.can_combine for link in self._links.values()):
             raise UnavailableError(self._trouble())
         return self._model
 

@@ -28,7 +28,8 @@ class Profile:
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What all workers of a model say of it. state_bytes, state_token_bytes: what a segment state weighs, of itself and for
-    every token; num_layers: in how many pieces it travels while it is computed.
+    every token; num_layers: in how many pieces it travels while it is computed; vocab_size: token ids
+    lie below it.
     """
 
     name: str
@@ -42,3 +43,4 @@ class ModelInfo:
     state_bytes: int = 0
     state_token_bytes: int = 0
     num_layers: int = 1
+    vocab_size: int = 0

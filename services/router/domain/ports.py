@@ -26,6 +26,7 @@ __all__ = [
     "Prefilled",
     "ServedPart",
     "Source",
+    "TokenLogprobs",
     "Tokens",
     "Work",
     "Worker",
@@ -62,7 +63,10 @@ class Directory(Protocol):
     """The cache service. Every method raises a `HypicError` when it cannot answer in `timeout_seconds`."""
 
     async def plan(self, query: PlanQuery, timeout_seconds: float) -> PlanAnswer:
-        """Look up all entries at once, atomically for each entry; creates or extends a lease and its tickets."""
+        """Look up all entries at once, atomically for each entry; creates or extends a lease and its tickets.
+
+        A caller that is cancelled, or does not wait long enough, has nothing to release: a lease made for it is given back.
+        """
         ...
 
     async def renew(self, lease_id: str, lease_seconds: float, timeout_seconds: float) -> None:
@@ -173,10 +177,27 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model held a token: its natural logarithm, and the likeliest tokens with theirs, best first."""
+
+    own: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
-    """Generated ids, in order."""
+    """Generated ids, in order; logprobs: one a token where they were asked for.
+
+    Raises:
+        ValueError: they are not one a token.
+    """
 
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.logprobs and len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.logprobs)} log probabilities for {len(self.token_ids)} tokens")
 
 
 class FinishReason(StrEnum):

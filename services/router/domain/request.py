@@ -133,13 +133,31 @@ class ReuseOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 keeps all, `max_tokens` None fills the context."""
+    """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 keeps all, `max_tokens` None fills the context.
+
+    logit_bias: token and what is added to its logit; min_tokens: before which no stop token or string ends the reply;
+    stop_token_ids: beside the model's own, which ignore_eos leaves out; logprobs: how many alternatives are told with every
+    token's log probability, None tells none.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
     max_tokens: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def all_stop_token_ids(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens that end the reply, from the model's own."""
+        return self.stop_token_ids if self.ignore_eos else tuple(dict.fromkeys((*own, *self.stop_token_ids)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +173,8 @@ class Namespace:
 class GenerationRequest:
     """One request, whichever endpoint it came through.
 
-    `max_in_flight`: how many requests its tenant may have under way at once; 0 is no bound.
+    `max_in_flight`: how many requests its tenant may have under way at once; 0 is no bound. num_choices: replies to each
+    prompt; further_prompts: answered beside the first one.
     """
 
     model: str
@@ -165,3 +184,10 @@ class GenerationRequest:
     options: ReuseOptions
     namespace: Namespace
     max_in_flight: int = 0
+    num_choices: int = 1
+    further_prompts: tuple[TextPrompt, ...] = ()
+
+    @property
+    def num_replies(self) -> int:
+        """Choices of all prompts."""
+        return self.num_choices * (1 + len(self.further_prompts))

@@ -9,10 +9,12 @@ from typing import Protocol
 
 from services.router.domain.request import Namespace
 
-__all__ = ["PUBLIC_TENANT", "ApiKey", "Caller", "KeyRing", "Keys", "Quotas", "Scope", "hash_key"]
+__all__ = ["OTHER_TENANTS", "PUBLIC_TENANT", "ApiKey", "Caller", "KeyRing", "Keys", "Quotas", "Scope", "hash_key"]
 
 # Its states serve every tenant; only callers with the scope `admin` fill it.
 PUBLIC_TENANT = "public"
+# What metrics name in place of every tenant that has no group.
+OTHER_TENANTS = "other"
 
 
 class Scope(StrEnum):

@@ -85,6 +85,10 @@ class Tokenizer(Protocol):
         """Ids of a client string: no special token can come out."""
         ...
 
+    def is_known(self, text: str) -> bool:
+        """Whether the ids of a client string are at hand, so that encoding it takes next to nothing."""
+        ...
+
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the number of ids of a client string, from its length alone."""
         ...
@@ -95,4 +99,8 @@ class Detokenizer(Protocol):
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these ids complete; an unfinished character is held back. Special tokens give no text."""
+        ...
+
+    def spell(self, token_id: int) -> bytes:
+        """The bytes of one token by itself, a special token's name included."""
         ...

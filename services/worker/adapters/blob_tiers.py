@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hypic.v1 import worker_pb2
+
 from services.blob.errors import BlobError, DamagedBlobError, ForeignBlobError
 from services.blob.layout import StateHeader
 from services.blob.planes import Buffer
@@ -47,6 +49,18 @@ class BlobTiers:
     def used_bytes(self) -> Mapping[str, int]:
         """Bytes of every tier."""
         return {store.tier: store.used_bytes for store in self.stores}
+
+    def usage(self) -> list[worker_pb2.TierUsage]:
+        """What every tier holds, the nearest first."""
+        return [
+            worker_pb2.TierUsage(
+                tier=store.tier,
+                num_states=store.num_blobs,
+                used_bytes=store.used_bytes,
+                capacity_bytes=store.capacity_bytes,
+            )
+            for store in self.stores
+        ]
 
     def take_back(self) -> list[KeptState]:
         """What is there of this model and profile, with the directory's receipt; anything else is removed."""

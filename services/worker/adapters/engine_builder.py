@@ -1,6 +1,5 @@
 """Builds the engine from settings; runs on the engine's thread."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.ranks import RankGroup
-from services.worker.engine.sampling import Sampler, SamplingOptions
+from services.worker.engine.sampling import CreateSampler, Sampler
 from services.worker.inspection.budget import PassSizes, share_memory
 from services.worker.inspection.requests import record_requests
 from services.worker.inspection.sizes import measure_sizes
@@ -33,7 +32,7 @@ class RankPlace:
 
     share: Share
     rendezvous: Path
-    create_sampler: Callable[[SamplingOptions], Sampler]
+    create_sampler: CreateSampler
 
 
 def build_engine(settings: WorkerSettings, served: ServedModel, place: RankPlace | None = None) -> Engine:

@@ -11,6 +11,7 @@ from services.common.rpc import CHUNK_BYTES
 from services.worker.adapters.peer_states import Source
 from services.worker.adapters.served_model import ServedModel
 from services.worker.adapters.transfers import WantedState
+from services.worker.engine.logprobs import TokenLogprobs
 from services.worker.engine.requests import (
     CaptureSegment,
     EngineError,
@@ -104,7 +105,7 @@ def generate_request(
     return GenerateRequest(
         request_id=call_id,
         parts=tuple(_part(index, part, vocab_size) for index, part in enumerate(message.parts)),
-        sampling=_sampling(message.sampling),
+        sampling=_sampling(message.sampling, vocab_size),
         sink=sink,
         prefix_key=message.prefix_key,
         snapshots=tuple(_snapshot(order, len(message.parts)) for order in message.snapshots),
@@ -133,7 +134,8 @@ def _snapshot(order: worker_pb2.SnapshotRequest, num_parts: int) -> SnapshotOrde
     return SnapshotOrder(order.key, order.after_part)
 
 
-def _sampling(message: worker_pb2.Sampling) -> SamplingOptions:
+def _sampling(message: worker_pb2.Sampling, vocab_size: int) -> SamplingOptions:
+    _check_ids("sampling.logit_bias", [each.token_id for each in message.logit_bias], vocab_size)
     try:
         return SamplingOptions(
             max_tokens=message.max_tokens,
@@ -141,7 +143,15 @@ def _sampling(message: worker_pb2.Sampling) -> SamplingOptions:
             top_p=message.top_p or 1.0,
             top_k=message.top_k,
             seed=message.seed if message.HasField("seed") else None,
-            stop_ids=frozenset(message.stop_token_ids),
+            # A model may declare stop tokens that it has no logits for: they are never drawn.
+            stop_ids=frozenset(token for token in message.stop_token_ids if token < vocab_size),
+            min_p=message.min_p,
+            presence_penalty=message.presence_penalty,
+            frequency_penalty=message.frequency_penalty,
+            repetition_penalty=message.repetition_penalty or 1.0,
+            logit_bias=tuple((each.token_id, each.bias) for each in message.logit_bias),
+            min_tokens=message.min_tokens,
+            logprobs=message.logprobs if message.HasField("logprobs") else None,
         )
     except ValueError as error:
         raise InvalidRequestError(f"sampling: {error}") from error
@@ -174,7 +184,8 @@ def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
 def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_pb2.GenerateEvent:
     """One event of a request."""
     if isinstance(event, TokenEvent):
-        return worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[event.token_id]))
+        logprobs = [] if event.logprobs is None else [_token_logprobs(event.logprobs)]
+        return worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[event.token_id], logprobs=logprobs))
     if isinstance(event, FinishedEvent):
         finished = worker_pb2.Finished(
             reason=_FINISH_MESSAGE[event.reason],
@@ -190,6 +201,14 @@ def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_
         live_tokens=sum(part.live_tokens for part in event.parts),
     )
     return worker_pb2.GenerateEvent(prefilled=prefilled)
+
+
+def _token_logprobs(logprobs: TokenLogprobs) -> worker_pb2.TokenLogprobs:
+    return worker_pb2.TokenLogprobs(
+        logprob=logprobs.own,
+        top_token_ids=[token for token, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
+    )
 
 
 def _served_part(part: ServedPart) -> worker_pb2.ServedPart:

@@ -1,15 +1,19 @@
 """The worker's metrics. Names follow vLLM's words where the thing is the same."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.common import buckets
 from services.worker.engine.loop import Engine
 from services.worker.engine.requests import CaptureEvent, PrefilledEvent, Serving
+from services.worker.engine.states import StoreEviction
 
-__all__ = ["WorkerMetrics"]
+__all__ = ["TokenGaps", "WorkerMetrics"]
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# Waits for layers are counted by the part of the model's depth, so that a deep model has no more series than a flat one.
+_EIGHTHS = 8
 
 
 class WorkerMetrics:
@@ -19,33 +23,65 @@ class WorkerMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"hypic_worker_{name}", text, labels, registry=registry)
 
-        def seconds(name: str, text: str, *labels: str) -> Histogram:
-            return Histogram(f"hypic_worker_{name}_seconds", text, labels, buckets=_SECONDS, registry=registry)
+        def seconds(name: str, text: str, bounds: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(f"hypic_worker_{name}_seconds", text, labels, buckets=bounds, registry=registry)
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"hypic_worker_{name}", text, labels, registry=registry)
 
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens by how they were served.", "served")
+        self.prompt_tokens = counter(
+            "prompt_tokens",
+            "Prompt tokens by how they were served: live, captured, or reused (segment, prefix).",
+            "served",
+        )
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         self.fallbacks = counter("fallbacks", "Parts computed instead of reused, by reason.", "reason")
         self.captures = counter("captures", "Segments captured, by outcome.", "outcome")
-        self.combine_seconds = seconds("combine_time", "From admission to the first token.")
-        self.queue_seconds = seconds("request_queue_time", "From submission to admission.")
-        self.capture_seconds = seconds("capture_time", "One capture pass, from its first layer to its last.")
+        self.inter_token_seconds = seconds("inter_token_latency", "Between two tokens of a reply.", buckets.INTER_TOKEN)
+        self.combine_seconds = seconds(
+            "combine_time", "From admission to the first token, less the wait for layers.", buckets.STAGE
+        )
+        self.queue_seconds = seconds("request_queue_time", "From submission to admission.", buckets.REQUEST)
+        self.capture_seconds = seconds(
+            "capture_time", "One capture pass, from its first layer to its last.", buckets.STAGE
+        )
+        self.layer_wait_seconds = counter(
+            "layer_wait_seconds",
+            "For which prompts waited for a layer of a state on its way, by the eighth of the model's depth (1 to 8).",
+            "eighth",
+        )
+        for eighth in range(1, _EIGHTHS + 1):
+            self.layer_wait_seconds.labels(str(eighth))
         self.requests_running = gauge("num_requests_running", "Requests that combine or decode.")
         self.requests_waiting = gauge("num_requests_waiting", "Requests that wait for room.")
-        self.state_bytes = gauge("state_bytes", "Bytes of stored states, pages whole; of one rank.")
+        self.cache_usage = gauge("kv_cache_usage_perc", "Part of the pages that somebody holds, 0 to 1.")
         self.pages_free = gauge("pages_free", "Pages nobody holds.")
+        self.state_bytes = gauge("state_bytes", "Bytes of stored states, pages whole; of one rank.")
+        self.evictions = counter(
+            "evictions",
+            "States that the engine's memory dropped by itself, for pages or for other states' planes, ahead of the directory.",
+            "reason",
+        )
+        self._seen_evictions = dict.fromkeys(StoreEviction, 0)
+        for reason in StoreEviction:
+            self.evictions.labels(reason.value)
+        self._add_tiers(counter, seconds, gauge)
+
+    def _add_tiers(
+        self, counter: Callable[..., Counter], seconds: Callable[..., Histogram], gauge: Callable[..., Gauge]
+    ) -> None:
         self.tier_bytes = gauge("tier_bytes", "Bytes of stored blobs, by tier below the engine's memory.", "tier")
-        self.fetch_seconds = seconds("fetch_time", "One state into the engine's memory, by where it lay.", "tier")
+        self.fetch_seconds = seconds(
+            "fetch_time", "One state into the engine's memory, by where it lay.", buckets.STAGE, "tier"
+        )
         self.promotions = counter("promotions", "States brought into the engine's memory, by tier.", "tier")
         self.fetched_bytes = counter("fetched_bytes", "Bytes of those states, by tier.", "tier")
         self.failed_fetches = counter("failed_fetches", "States that did not come, by tier.", "tier")
         self.demotions = counter("demotions", "States written to a tier behind their publish.", "tier")
         self.corrupt_blobs = counter("corrupt_blobs", "Blobs whose bytes were not those written; removed.", "tier")
 
-    def on_prefilled(self, event: PrefilledEvent) -> None:
-        """A prompt has been combined."""
+    def on_prefilled(self, event: PrefilledEvent, num_layers: int) -> None:
+        """A prompt has been combined by a model of so many layers."""
         for part in event.parts:
             self.prompt_tokens.labels("live").inc(part.live_tokens)
             if part.serving is not Serving.LIVE:
@@ -55,6 +91,8 @@ class WorkerMetrics:
                 self.fallbacks.labels(part.reason).inc()
         self.combine_seconds.observe(event.combine_seconds)
         self.queue_seconds.observe(event.queue_seconds)
+        for layer, waited in event.layer_waits.items():
+            self.layer_wait_seconds.labels(str(layer * _EIGHTHS // num_layers + 1)).inc(waited)
 
     def on_capture(self, event: CaptureEvent) -> None:
         """A segment's capture has ended."""
@@ -77,4 +115,25 @@ class WorkerMetrics:
         self.requests_running.set(engine.num_running)
         self.requests_waiting.set(engine.num_waiting)
         self.state_bytes.set(engine.context.store.used_bytes)
-        self.pages_free.set(engine.context.pages.num_free)
+        pages = engine.context.pages
+        self.pages_free.set(pages.num_free)
+        self.cache_usage.set(1 - pages.num_free / max(pages.num_pages, 1))
+        for reason, count in engine.context.store.evictions.items():
+            self.evictions.labels(reason.value).inc(count - self._seen_evictions[reason])
+            self._seen_evictions[reason] = count
+
+
+class TokenGaps:
+    """Counts one reply's tokens, and the time between them."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._last = 0.0
+
+    def note_token(self) -> None:
+        """One has been generated."""
+        now = time.monotonic()
+        self._metrics.generation_tokens.inc()
+        if self._last:
+            self._metrics.inter_token_seconds.observe(now - self._last)
+        self._last = now

@@ -1,6 +1,7 @@
 """States of other workers, pulled by `Fetch`: layer by layer, every plane against its checksum, bytes in flight bounded."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from services.common.errors import DeadlineError, UnavailableError, error_from_s
 from services.common.rpc import create_channel, request_metadata
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.served_model import ServedModel
-from services.worker.adapters.state_stream import LayerReader, read_header
+from services.worker.adapters.shared_memory import ReaderPage
+from services.worker.adapters.state_stream import LayerReader, SenderMemory, UnseenMemoryError, read_header
 from services.worker.tiers.speeds import OTHER_HOST, SAME_HOST
 
 __all__ = ["FetchLimits", "PeerState", "PeerStates", "Source"]
@@ -43,12 +45,17 @@ class FetchLimits:
 
 
 class PeerStates:
-    """Channels to other workers, one an address. own_address: where this worker is reached itself."""
+    """Channels to other workers, one an address. own_address: where this worker is reached itself; shares_memory: offer those of
+    its host to give planes through memory.
+    """
 
-    def __init__(self, served: ServedModel, own_address: str, budget: ByteBudget) -> None:
+    def __init__(self, served: ServedModel, own_address: str, budget: ByteBudget, shares_memory: bool) -> None:
         self._served = served
         self._own_host = _host(own_address)
         self._budget = budget
+        self._shares_memory = shares_memory and hasattr(os, "memfd_create")
+        # Whose memory cannot be seen from here, though this worker's can from there.
+        self._unseen: set[str] = set()
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def way(self, source: Source) -> str:
@@ -67,6 +74,7 @@ class PeerStates:
         """
         channel = self._channel(source)
         request = worker_pb2.FetchRequest(key=key, from_layer=from_layer, wait_seconds=limits.wait_seconds)
+        page = self._offer_page(source, request)
         call = worker_pb2_grpc.WorkerServiceStub(channel).Fetch(
             request, timeout=limits.seconds, metadata=request_metadata()
         )
@@ -76,9 +84,14 @@ class PeerStates:
             header = read_header(first, self._served, token_ids)
             if first.being_computed:
                 messages.stall_seconds += limits.wait_seconds
-            yield PeerState(header, first.being_computed, messages, self._budget)
+            yield PeerState(header, first.being_computed, messages, self._budget, page)
+        except UnseenMemoryError:
+            self._unseen.add(source.address)
+            raise
         finally:
             call.cancel()
+            if page is not None:
+                page.close()
 
     async def connect(self, source: Source, seconds: float) -> None:
         """Wait for a connection, which says nothing of how fast states come by it.
@@ -98,6 +111,15 @@ class PeerStates:
         except TimeoutError:
             raise UnavailableError(f"worker {source.worker_id} at {source.address} cannot be reached") from None
 
+    def _offer_page(self, source: Source, request: worker_pb2.FetchRequest) -> ReaderPage | None:
+        if not self._shares_memory or source.address in self._unseen or self.way(source) != SAME_HOST:
+            return None
+        page = ReaderPage()
+        at = page.address
+        request.reader_page.pid, request.reader_page.descriptor = at.pid, at.descriptor
+        request.reader_page.num_bytes, request.reader_nonce = at.num_bytes, page.nonce
+        return page
+
     def _channel(self, source: Source) -> grpc.aio.Channel:
         if source.address not in self._channels:
             self._channels[source.address] = create_channel(source.address)
@@ -112,12 +134,21 @@ class PeerStates:
 class PeerState:
     """See `PeerStates.open`. is_being_computed: layers are sent as they are done."""
 
-    def __init__(self, header: StateHeader, is_being_computed: bool, messages: "_Messages", budget: ByteBudget) -> None:
+    def __init__(
+        self,
+        header: StateHeader,
+        is_being_computed: bool,
+        messages: "_Messages",
+        budget: ByteBudget,
+        page: ReaderPage | None,
+    ) -> None:
         self.header = header
         self.is_being_computed = is_being_computed
         self.num_bytes = 0
         self._messages = messages
         self._budget = budget
+        self._page = page
+        self._memory = SenderMemory()
 
     async def layers(self, from_layer: int) -> AsyncGenerator[list[Plane]]:
         """The planes of every layer that was asked for, in order; the next one is read when this one has been used.
@@ -128,13 +159,15 @@ class PeerState:
         """
         for layer in range(from_layer, self.header.num_layers):
             first = await self._messages.read()
-            reader = LayerReader.begin(layer, first, _MOST_LAYER_BYTES)
+            reader = LayerReader.begin(self._memory, layer, first, _MOST_LAYER_BYTES)
             async with self._budget.held(reader.num_bytes):
                 reader.add(first)
                 while not reader.is_complete:
                     reader.add(await self._messages.read())
                 self.num_bytes += reader.num_bytes
                 yield reader.planes
+            if self._page is not None:
+                self._page.note_used(layer - from_layer + 1)
 
     async def read_receipt(self) -> bytes:
         """The last message: the directory's receipt of the sender's copy, empty where that is not published."""

@@ -37,6 +37,17 @@ class Residency:
         self._storing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
+    def usage(self) -> list[worker_pb2.TierUsage]:
+        """What this worker stores, the engine's memory first."""
+        load = self.myself.load
+        memory = worker_pb2.TierUsage(
+            tier=self._tier,
+            num_states=self.myself.num_states,
+            used_bytes=load.state_bytes_used,
+            capacity_bytes=load.state_bytes_capacity,
+        )
+        return [memory, *self.tiers.tiers.usage()]
+
     def begin_draining(self) -> None:
         """Tell the directory at once that this worker takes nothing new."""
         self.myself.is_draining = True

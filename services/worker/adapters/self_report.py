@@ -17,6 +17,7 @@ class SelfReport:
         self._policy = policy
         self._capture_pass_tokens = 0
         self.load = cache_pb2.WorkerLoad()
+        self.num_states = 0
         self.is_draining = False
 
     async def refresh(self) -> None:
@@ -26,6 +27,7 @@ class SelfReport:
     def _read(self, engine: Engine) -> None:
         store = engine.context.store
         self._capture_pass_tokens = engine.limits.capture_tokens
+        self.num_states = len(store)
         self.load = cache_pb2.WorkerLoad(
             num_requests_running=engine.num_running,
             num_requests_waiting=engine.num_waiting,

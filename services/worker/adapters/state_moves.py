@@ -16,6 +16,7 @@ from services.worker.adapters.blob_transfer import check_blob, write_incoming
 from services.worker.adapters.peer_states import FetchLimits, PeerStates, Source
 from services.worker.adapters.readable_states import run_to_end
 from services.worker.adapters.served_model import ServedModel
+from services.worker.adapters.state_stream import UnseenMemoryError
 from services.worker.engine.transfer import IncomingState
 
 __all__ = ["Move", "Moved", "PeerMove", "TierMove"]
@@ -93,6 +94,13 @@ class PeerMove:
     async def run(self, key: bytes, incoming: IncomingState, on_layer: Callable[[], None]) -> Moved:
         """See `Move`."""
         await self.peers.connect(self.source, self.limits.stall_seconds)
+        try:
+            return await self._bring(key, incoming, on_layer)
+        except UnseenMemoryError:
+            # It is not offered again.
+            return await self._bring(key, incoming, on_layer)
+
+    async def _bring(self, key: bytes, incoming: IncomingState, on_layer: Callable[[], None]) -> Moved:
         began, first = time.monotonic(), incoming.layers_present
         async with self.peers.open(self.source, key, incoming.token_ids, first, self.limits) as state:
             latency = time.monotonic() - began

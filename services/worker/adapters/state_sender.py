@@ -1,4 +1,4 @@
-"""The worker's side of `Fetch`: whatever tier a state lies in, one layer at a time is in memory on its way out."""
+"""The worker's side of `Fetch`: whatever tier a state lies in, a layer or two are in memory on their way out."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -9,8 +9,9 @@ from hypic.v1 import worker_pb2
 from services.blob.errors import BlobError
 from services.common.errors import NotFoundError, UnavailableError
 from services.worker.adapters.byte_budget import ByteBudget
+from services.worker.adapters.layer_carriers import choose_carrier
 from services.worker.adapters.readable_states import ReadableState
-from services.worker.adapters.state_stream import header_message, layer_messages, receipt_message
+from services.worker.adapters.state_stream import header_message, receipt_message
 from services.worker.adapters.tiered_states import TieredStates
 
 __all__ = ["StateSender"]
@@ -36,12 +37,14 @@ class StateSender:
         """
         key = request.key
         state = await self._wait_for(key, request.wait_seconds)
+        carrier = choose_carrier(request, self._states.threads)
         try:
             yield header_message(state.header, key, state.is_being_computed)
-            # One layer of the stream is in memory at a time.
-            async with self._budget.held(state.layer_bytes), aclosing(state.layers(request.from_layer)) as layers:
+            # Of the stream no more is in memory at a time.
+            held = self._budget.held(carrier.layers_held * state.layer_bytes)
+            async with held, aclosing(state.layers(request.from_layer)) as layers:
                 async for planes in layers:
-                    for chunk in layer_messages(key, planes):
+                    for chunk in await carrier.carry(key, planes):
                         yield chunk
             yield receipt_message(
                 key, await self._wait_for_receipt(key) if state.is_being_computed else self._receipt_of(key)
@@ -49,6 +52,7 @@ class StateSender:
         except (BlobError, OSError) as error:
             raise UnavailableError(f"the state cannot be read any more: {error}") from error
         finally:
+            carrier.close()
             await state.close()
 
     async def _wait_for_receipt(self, key: bytes) -> bytes:

@@ -13,8 +13,19 @@ from services.blob.planes import ITEM_BYTES, Plane
 from services.common.rpc import CHUNK_BYTES
 from services.worker.adapters.blob_transfer import check_blob
 from services.worker.adapters.served_model import ServedModel
+from services.worker.adapters.shared_memory import SharedAddress, map_shared
+from services.worker.errors import WorkerError
 
-__all__ = ["LayerReader", "header_message", "layer_messages", "read_header", "receipt_message"]
+__all__ = [
+    "LayerReader",
+    "SenderMemory",
+    "UnseenMemoryError",
+    "header_message",
+    "layer_messages",
+    "memory_message",
+    "read_header",
+    "receipt_message",
+]
 
 
 def header_message(header: StateHeader, key: bytes, is_being_computed: bool) -> worker_pb2.Chunk:
@@ -42,6 +53,21 @@ def layer_messages(key: bytes, planes: Sequence[Plane]) -> Iterator[worker_pb2.C
             yield chunk
 
 
+def memory_message(key: bytes, plane: Plane, address: SharedAddress, offset: int, checksum: bytes) -> worker_pb2.Chunk:
+    """A whole plane that lies in memory; `checksum` is BLAKE3 of its bytes."""
+    place = worker_pb2.SharedMemory(pid=address.pid, descriptor=address.descriptor, num_bytes=address.num_bytes)
+    return worker_pb2.Chunk(
+        key=key,
+        layer=plane.layer,
+        plane=plane.name,
+        offset=offset,
+        dtype=plane.dtype,
+        shape=plane.shape,
+        checksum=checksum,
+        memory=place,
+    )
+
+
 def receipt_message(key: bytes, receipt: bytes) -> worker_pb2.Chunk:
     """The last message."""
     return worker_pb2.Chunk(key=key, receipt=receipt)
@@ -59,10 +85,41 @@ def read_header(chunk: worker_pb2.Chunk, served: ServedModel, token_ids: tuple[i
     return header
 
 
+class UnseenMemoryError(WorkerError):
+    """What a sender shares cannot be mapped here; its messages can be read."""
+
+
+class SenderMemory:
+    """What a stream's sender shares, mapped when a message first names it, and again when it has grown."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, memoryview] = {}
+
+    def read(self, chunk: worker_pb2.Chunk, num_bytes: int) -> memoryview:
+        """A plane's bytes, where they lie.
+
+        Raises:
+            DamagedBlobError: it does not lie inside.
+            UnseenMemoryError: the memory cannot be seen from here.
+        """
+        place = chunk.memory
+        mapped = self._mapped.get(place.descriptor)
+        if mapped is None or len(mapped) < place.num_bytes:
+            address = SharedAddress(place.pid, place.descriptor, place.num_bytes)
+            try:
+                mapped = self._mapped[place.descriptor] = memoryview(map_shared(address))
+            except OSError as error:
+                raise UnseenMemoryError(f"the sender's memory cannot be seen from here: {error}") from error
+        if chunk.offset + num_bytes > len(mapped):
+            raise DamagedBlobError(f"plane {chunk.plane} of layer {chunk.layer} lies outside of its memory")
+        return mapped[chunk.offset : chunk.offset + num_bytes]
+
+
 @dataclass(slots=True)
 class LayerReader:
-    """Puts the chunks of one layer together. num_bytes: of all its planes, as the first chunk says."""
+    """Puts the chunks of one layer together. num_bytes: of all its planes, as the first chunk says; memory: of the sender."""
 
+    memory: SenderMemory
     layer: int
     num_planes: int
     num_bytes: int
@@ -70,12 +127,12 @@ class LayerReader:
     _name: str = ""
     _dtype: str = ""
     _shape: tuple[int, ...] = ()
-    _data: bytearray = field(default_factory=bytearray)
+    _data: memoryview = field(default_factory=lambda: memoryview(b""))
     _filled: int = -1
     _read: int = 0
 
     @classmethod
-    def begin(cls, layer: int, first: worker_pb2.Chunk, most_bytes: int) -> "LayerReader":
+    def begin(cls, memory: SenderMemory, layer: int, first: worker_pb2.Chunk, most_bytes: int) -> "LayerReader":
         """For a layer, by its first chunk.
 
         Raises:
@@ -86,7 +143,7 @@ class LayerReader:
                 f"layer {first.layer} of {first.layer_planes} planes and {first.layer_bytes} bytes came in place of layer"
                 f" {layer} of at most {most_bytes}"
             )
-        return cls(layer, first.layer_planes, first.layer_bytes)
+        return cls(memory, layer, first.layer_planes, first.layer_bytes)
 
     @property
     def is_complete(self) -> bool:
@@ -98,26 +155,28 @@ class LayerReader:
 
         Raises:
             DamagedBlobError: it is out of order, or its plane is not what it says.
+            UnseenMemoryError: it lies in memory that cannot be seen from here.
         """
         if chunk.dtype:
             self._begin_plane(chunk)
-        end = self._filled + len(chunk.data)
-        if (
-            chunk.layer != self.layer
-            or chunk.plane != self._name
-            or chunk.offset != self._filled
-            or end > len(self._data)
-        ):
-            raise DamagedBlobError(
-                f"chunk {chunk.offset} of plane {chunk.plane} in layer {chunk.layer} is out of order"
-            )
-        self._data[self._filled : end] = chunk.data
-        self._filled = end
+        end = self._take(chunk)
         if chunk.checksum:
             if end != len(self._data) or blake3(self._data).digest() != chunk.checksum:
                 raise DamagedBlobError(f"plane {self._name} of layer {self.layer} does not fit its checksum")
-            self.planes.append(Plane(self.layer, self._name, self._dtype, self._shape, memoryview(self._data)))
+            self.planes.append(Plane(self.layer, self._name, self._dtype, self._shape, self._data))
             self._filled = -1
+
+    def _take(self, chunk: worker_pb2.Chunk) -> int:
+        """Where the plane's bytes end that have come."""
+        is_whole = chunk.HasField("memory")
+        start = 0 if is_whole else chunk.offset
+        end = len(self._data) if is_whole else start + len(chunk.data)
+        if chunk.layer != self.layer or chunk.plane != self._name or start != self._filled or end > len(self._data):
+            raise DamagedBlobError(f"chunk {start} of plane {chunk.plane} in layer {chunk.layer} is out of order")
+        if not is_whole:
+            self._data[start:end] = chunk.data
+        self._filled = end
+        return end
 
     def _begin_plane(self, chunk: worker_pb2.Chunk) -> None:
         size = math.prod(chunk.shape) * ITEM_BYTES.get(chunk.dtype, 0)
@@ -125,4 +184,5 @@ class LayerReader:
         if self._filled != -1 or chunk.dtype not in ITEM_BYTES or self._read > self.num_bytes:
             raise DamagedBlobError(f"plane {chunk.plane} of layer {chunk.layer} does not fit what its layer promised")
         self._name, self._dtype, self._shape = chunk.plane, chunk.dtype, tuple(chunk.shape)
-        self._data, self._filled = bytearray(size), 0
+        self._data = self.memory.read(chunk, size) if chunk.HasField("memory") else memoryview(bytearray(size))
+        self._filled = 0

@@ -76,7 +76,7 @@ class CaptureQueue:
         """See `Line`: captures wait for nothing."""
         return ALL_LAYERS
 
-    def note_blocked(self, seconds: float) -> None:
+    def note_blocked(self, layer: int, seconds: float) -> None:
         """See `Line`."""
 
     def submit(self, job: CaptureJob) -> None:

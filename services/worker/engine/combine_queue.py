@@ -30,7 +30,7 @@ def count_joined(live_tokens: Sequence[int], limit: int) -> int:
 class AdmittedPrompt:
     """A request with everything that it needs to capture and combine. since: when it was submitted.
 
-    arriving: states that it uses and that are on their way; blocked_seconds: for which its sweep waited for their layers;
+    arriving: states that it uses and that are on their way; blocked: seconds for which its sweep waited for each layer of theirs;
     is_cancelled: nobody wants it any more, and its rows have still to end; runs_alone: a sweep failed that it shared.
     """
 
@@ -41,7 +41,7 @@ class AdmittedPrompt:
     captures: OrderedCaptures
     arriving: Sequence[IncomingState] = ()
     refusals: Refusals = NOTHING_REFUSED
-    blocked_seconds: float = 0.0
+    blocked: dict[int, float] = field(default_factory=dict)
     admitted_at: float = field(default_factory=time.monotonic)
     is_cancelled: bool = False
     runs_alone: bool = False
@@ -50,6 +50,11 @@ class AdmittedPrompt:
     def num_rows(self) -> int:
         """Tokens that it brings to a sweep in which it is combined."""
         return self.resolved.plan.num_live + self.captures.next_tokens
+
+    @property
+    def blocked_seconds(self) -> float:
+        """For which nothing of it ran, since layers had yet to come."""
+        return sum(self.blocked.values())
 
     def release(self) -> None:
         """Give back everything."""
@@ -120,10 +125,10 @@ class CombineQueue:
         coming = [state.layers_present for one in self._swept for state in one.arriving if not state.is_present]
         return min(coming, default=ALL_LAYERS)
 
-    def note_blocked(self, seconds: float) -> None:
+    def note_blocked(self, layer: int, seconds: float) -> None:
         """See `Line`."""
         for one in self._swept:
-            one.blocked_seconds += seconds
+            one.blocked[layer] = one.blocked.get(layer, 0.0) + seconds
 
     def withdraw(self, incoming: IncomingState) -> tuple[list[AdmittedPrompt], bool]:
         """Take out the prompts that use a state which will not come, with all that they hold given back.

@@ -69,7 +69,11 @@ def _take_apart(command: Command) -> tuple[dict[str, Any], Sequence[Sequence[int
 def _put_together(head: dict[str, Any], runs: Iterator[tuple[int, ...]]) -> Command:
     match head["kind"]:
         case "submit":
-            sampling = {**head["sampling"], "stop_ids": frozenset(head["sampling"]["stop_ids"])}
+            sampling = {
+                **head["sampling"],
+                "stop_ids": frozenset(head["sampling"]["stop_ids"]),
+                "logit_bias": tuple(map(tuple, head["sampling"]["logit_bias"])),
+            }
             request = GenerateRequest(
                 request_id=head["id"],
                 parts=tuple(

@@ -9,6 +9,7 @@ import torch
 
 from services.worker.engine.combine import Prompt
 from services.worker.engine.context import EngineContext
+from services.worker.engine.logprobs import find_logprobs
 from services.worker.engine.requests import (
     EngineError,
     FailedEvent,
@@ -67,7 +68,8 @@ class RunningRequest:
             self._finish(FinishReason.STOP)
             return
         self.last_token = token
-        self.request.sink(TokenEvent(token))
+        logprobs = None if sampling.logprobs is None else find_logprobs(logits, token, sampling.logprobs)
+        self.request.sink(TokenEvent(token, logprobs))
         if self.generated >= sampling.max_tokens:
             self._finish(FinishReason.LENGTH)
 

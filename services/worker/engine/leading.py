@@ -9,7 +9,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import NoReturn
@@ -60,9 +60,9 @@ class Lead:
         for follower in self._followers:
             follower.close()
 
-    def create_sampler(self, options: SamplingOptions) -> Sampler:
+    def create_sampler(self, options: SamplingOptions, prompt_ids: Iterable[int] = ()) -> Sampler:
         """Draws, and says what was drawn."""
-        return _TellingSampler(options, self)
+        return _TellingSampler(options, prompt_ids, self)
 
     def token(self, token: int) -> None:
         """A token was drawn."""
@@ -103,7 +103,7 @@ class Orders:
         kind, size = _HEAD.unpack(self._read(_HEAD.size))
         return _Kind(kind.decode()), self._read(size)
 
-    def create_sampler(self, options: SamplingOptions) -> Sampler:
+    def create_sampler(self, options: SamplingOptions, prompt_ids: Iterable[int] = ()) -> Sampler:
         """Draws what the leader drew."""
         return _ToldSampler(options, self)
 
@@ -140,8 +140,8 @@ class Orders:
 
 
 class _TellingSampler(Sampler):
-    def __init__(self, options: SamplingOptions, lead: Lead) -> None:
-        super().__init__(options)
+    def __init__(self, options: SamplingOptions, prompt_ids: Iterable[int], lead: Lead) -> None:
+        super().__init__(options, prompt_ids)
         self._lead = lead
 
     def draw(self, logits: torch.Tensor, likeliest: Likeliest) -> int:

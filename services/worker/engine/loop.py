@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -37,7 +37,7 @@ from services.worker.engine.requests import (
     StoredSnapshot,
 )
 from services.worker.engine.reservation import reserve
-from services.worker.engine.sampling import Sampler, SamplingOptions, find_likeliest
+from services.worker.engine.sampling import CreateSampler, Sampler, find_likeliest
 from services.worker.engine.transfer import IncomingState
 
 __all__ = ["Engine"]
@@ -67,7 +67,7 @@ class Engine:
         self,
         context: EngineContext,
         limits: EngineLimits,
-        create_sampler: Callable[[SamplingOptions], Sampler] = Sampler,
+        create_sampler: CreateSampler = Sampler,
     ) -> None:
         self.context = context
         self.limits = limits
@@ -296,13 +296,15 @@ class Engine:
     def _start_decoding(self, prompts: Sequence[AdmittedPrompt], logits: torch.Tensor) -> None:
         for prompt, own, likeliest in zip(prompts, logits, find_likeliest(logits), strict=True):
             request = prompt.request
-            running = RunningRequest(request, prompt.combine.prompt, self._create_sampler(request.sampling))
+            sampler = self._create_sampler(request.sampling, request.prompt_ids)
+            running = RunningRequest(request, prompt.combine.prompt, sampler)
             request.sink(
                 PrefilledEvent(
                     parts=prompt.resolved.served,
                     queue_seconds=prompt.admitted_at - prompt.since,
                     combine_seconds=time.monotonic() - prompt.admitted_at - prompt.blocked_seconds,
                     fetch_seconds=prompt.blocked_seconds,
+                    layer_waits=prompt.blocked,
                     snapshots=self._store_snapshots(prompt),
                 )
             )

@@ -38,8 +38,8 @@ class Line(Protocol):
         """How many layers the rows in the sweep may run now: what they read of later ones has yet to come."""
         ...
 
-    def note_blocked(self, seconds: float) -> None:
-        """The sweep has waited so long for a layer."""
+    def note_blocked(self, layer: int, seconds: float) -> None:
+        """The sweep has waited so long for this layer."""
         ...
 
     def take(self) -> Sequence[Rows]:
@@ -91,7 +91,7 @@ class _Running:
             return False
         if self.blocked_since is not None:
             for member in self.members:
-                member.line.note_blocked(time.monotonic() - self.blocked_since)
+                member.line.note_blocked(self.layer, time.monotonic() - self.blocked_since)
             self.blocked_since = None
         return True
 

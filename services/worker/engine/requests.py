@@ -1,9 +1,11 @@
 """What the engine is asked to do, and what it says back."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
+from services.worker.engine.logprobs import TokenLogprobs
 from services.worker.engine.sampling import SamplingOptions
 from services.worker.engine.transfer import IncomingState
 from services.worker.errors import WorkerError
@@ -102,20 +104,24 @@ class StoredSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PrefilledEvent:
-    """The prompt is combined; the first token follows. fetch_seconds: for which nothing ran, since layers had yet to come."""
+    """The prompt is combined; the first token follows. fetch_seconds: for which nothing ran, since layers had yet to come;
+    layer_waits: those seconds by the layer that was waited for.
+    """
 
     parts: tuple[ServedPart, ...]
     queue_seconds: float
     combine_seconds: float
     fetch_seconds: float
     snapshots: tuple[StoredSnapshot, ...]
+    layer_waits: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One generated token."""
+    """One generated token. logprobs: where the request asks for them."""
 
     token_id: int
+    logprobs: TokenLogprobs | None = None
 
 
 class FinishReason(StrEnum):
@@ -177,6 +183,11 @@ class GenerateRequest:
     sink: Callable[[GenerateEvent], None]
     prefix_key: bytes = b""
     snapshots: tuple[SnapshotOrder, ...] = ()
+
+    @property
+    def prompt_ids(self) -> Iterator[int]:
+        """All of the prompt's tokens."""
+        return chain.from_iterable(part.token_ids for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

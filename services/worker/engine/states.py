@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from services.worker.engine.pages import NoRoomError, PageAllocator
 from services.worker.mixers.batch import LinearPlane, LinearSnapshot
 from services.worker.ops.paged_attention import PageRow, PageRun
 
-__all__ = ["PrefixState", "SegmentState", "StateStore", "StoredState", "page_rows"]
+__all__ = ["PrefixState", "SegmentState", "StateStore", "StoreEviction", "StoredState", "page_rows"]
 
 
 def page_rows(pages: Sequence[int], page_size: int, base: int, first: int, num_tokens: int) -> list[PageRow]:
@@ -79,15 +80,23 @@ class PrefixState:
 StoredState = SegmentState | PrefixState
 
 
+class StoreEviction(StrEnum):
+    """What the store evicts for by itself."""
+
+    PAGES = "pages"
+    PLANES = "planes"
+
+
 class StateStore:
     """States by key, the least recently used first. Holds one reference to the pages of each; users hold their own.
 
     The directory decides what is worth keeping. Only where memory runs out before its word comes does the store evict by
-    itself, so that stored states never keep a prompt waiting.
+    itself, so that stored states never keep a prompt waiting; `evictions` counts those.
     """
 
     def __init__(self, pages: PageAllocator, capacity_bytes: int, page_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
+        self.evictions = dict.fromkeys(StoreEviction, 0)
         self._pages = pages
         self._page_bytes = page_bytes
         self._states: dict[bytes, StoredState] = {}
@@ -95,6 +104,9 @@ class StateStore:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._states
+
+    def __len__(self) -> int:
+        return len(self._states)
 
     def __iter__(self) -> Iterator[StoredState]:
         return iter(self._states.values())
@@ -120,7 +132,7 @@ class StateStore:
         if state.plane_bytes > self.capacity_bytes:
             raise NoRoomError(f"a state of {state.plane_bytes} bytes is larger than the store of {self.capacity_bytes}")
         while self._plane_bytes + state.plane_bytes > self.capacity_bytes:
-            self.drop(next(iter(self._states)))
+            self._evict(next(iter(self._states)), StoreEviction.PLANES)
         self._states[key] = state
         self._plane_bytes += state.plane_bytes
 
@@ -163,7 +175,7 @@ class StateStore:
             return False
         for key in victims:
             if not freed.isdisjoint(self._states[key].pages):
-                self.drop(key)
+                self._evict(key, StoreEviction.PAGES)
         return True
 
     def drop(self, key: bytes) -> bool:
@@ -174,6 +186,10 @@ class StateStore:
         self._plane_bytes -= state.plane_bytes
         self._pages.release(state.pages)
         return True
+
+    def _evict(self, key: bytes, reason: StoreEviction) -> None:
+        self.evictions[reason] += 1
+        self.drop(key)
 
     def _use(self, key: bytes) -> StoredState | None:
         state = self._states.pop(key, None)

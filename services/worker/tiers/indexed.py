@@ -19,6 +19,16 @@ class IndexedStore(ABC):
         """See `BlobStore`."""
         return self._index.used_bytes
 
+    @property
+    def num_blobs(self) -> int:
+        """See `BlobStore`."""
+        return self._index.num_blobs
+
+    @property
+    def capacity_bytes(self) -> int:
+        """See `BlobStore`."""
+        return self._index.capacity_bytes
+
     def size(self, key: bytes) -> int | None:
         """See `BlobStore`."""
         return self._index.size(key)

@@ -25,6 +25,16 @@ class BlobStore(Protocol):
         """Bytes of all listed blobs. Never waits for the store's medium."""
         ...
 
+    @property
+    def num_blobs(self) -> int:
+        """How many are listed. Never waits for the store's medium."""
+        ...
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The budget."""
+        ...
+
     def put(self, key: bytes, pieces: Sequence[Buffer]) -> bool:
         """Store a blob, whole or not at all, in place of what the key held. False: it is too large, and nothing changes.
 

@@ -24,6 +24,11 @@ class RecencyIndex:
         """Bytes of all listed blobs."""
         return self._used
 
+    @property
+    def num_blobs(self) -> int:
+        """How many are listed."""
+        return len(self._sizes)
+
     def size(self, key: bytes) -> int | None:
         """Bytes of a listed blob."""
         return self._sizes.get(key)

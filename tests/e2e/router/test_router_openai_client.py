@@ -101,7 +101,7 @@ def test_errors_reach_the_client_as_its_own_kinds(client: openai.OpenAI) -> None
         client.chat.completions.create(model="nobody", messages=MESSAGES)
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, n=3)
+        client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, n=17)
     assert refused.value.param == "n"
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.stack.callers import key_sections
 from tests.e2e.stack.checkpoint import write_random_checkpoint
+from tests.e2e.stack.observed import OBSERVED_KEYS, Observed, observe, observed_variables
 from tests.e2e.stack.served import ServedStack
 
 _DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -59,3 +61,14 @@ def fragile(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     }
     with ServedStack(random_checkpoint, log, variables) as served:
         yield served
+
+
+@pytest.fixture(scope="session")
+def observed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    """Two workers and three tenants with little room, after traffic of every kind; for console, dashboards and alerts."""
+    folder = tmp_path_factory.mktemp("observed")
+    (folder / "keys.toml").write_text(key_sections(OBSERVED_KEYS))
+    with ServedStack(checkpoint, folder / "log", observed_variables(folder), ("both", "both")) as served:
+        seen = observe(served)
+        yield seen
+        seen.close()

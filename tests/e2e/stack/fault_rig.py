@@ -26,6 +26,8 @@ VARIABLES = {
     "HYPIC_ROUTER_LEASE_SECONDS": "4",
     "HYPIC_CACHE_TICKET_SECONDS": "4",
     "HYPIC_WORKER_FETCH_SECONDS": "1",
+    # As between hosts: bytes that can be spoilt on the way.
+    "HYPIC_WORKER_SHARES_MEMORY": "false",
 }
 
 

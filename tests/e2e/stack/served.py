@@ -206,6 +206,14 @@ class ServedStack:
             return sum(self.gauge(each, name, labels) for each in self.workers)
         return read_metric(self._metrics_ports[service], name, labels)
 
+    def router_metric(self, name: str, labels: str = "") -> float:
+        """The sum of a metric's samples in the router whose labels hold this text."""
+        return read_metric(int(self.base_url.rpartition(":")[2]), name, labels)
+
+    def metrics_address(self, service: str) -> str:
+        """Where a worker, or the cache service, serves its metrics."""
+        return f"127.0.0.1:{self._metrics_ports[service]}"
+
     def captures(self) -> float:
         """Segments that the workers' present processes have captured."""
         return self.gauge("workers", "hypic_worker_captures_total", 'outcome="stored"')

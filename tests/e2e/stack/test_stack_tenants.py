@@ -83,6 +83,7 @@ def test_without_a_known_key_nothing_is_served(guarded: Guarded, header: str | N
         ("POST", "/v1/invalidate"),
         ("POST", "/v1/pins"),
         ("DELETE", "/v1/pins"),
+        ("GET", "/admin/evictions"),
     ):
         response = httpx2.request(method, guarded.stack.base_url + path, json={}, headers=headers, timeout=20)
         assert refusal(response) == (401, "invalid_api_key")
@@ -104,6 +105,7 @@ def test_without_a_known_key_nothing_is_served(guarded: Guarded, header: str | N
         ("acme", "POST", "/v1/invalidate", {"tag": "t", "namespace": "public"}),
         ("acme", "POST", "/v1/pins", {"document": "x"}),
         ("acme", "DELETE", "/v1/pins?document=x", None),
+        ("acme", "GET", "/admin/evictions", None),
     ],
 )
 def test_a_key_without_the_scope_is_refused(

@@ -6,6 +6,7 @@ from bench.cluster.costs_file import write_costs
 from bench.cluster.fetches import measure_fetches
 from bench.cluster.policy import measure_policy
 from bench.cluster.simulated import measure_fairness, measure_simulated
+from bench.cluster.transfers import measure_transfers
 from bench.cluster.worker_costs import Sizes, measure_costs
 from bench.results import Row
 from services.simulator.costs import WayCosts, read_costs
@@ -60,3 +61,9 @@ def test_the_way_between_processes_is_measured() -> None:
     way = measure_fetches(DEMO, segment_tokens=256, rounds=1)
     assert 0 < way.latency_seconds < 30
     assert way.bytes_per_second > 0
+
+
+def test_both_ways_between_two_processes_are_measured() -> None:
+    rows = measure_transfers(DEMO, num_layers=3, layer_bytes=1 << 16, rounds=1)
+    assert [row.unit for row in rows] == ["GB/s", "ms", "GB/s", "ms", "×"]
+    assert all(row.value > 0 for row in rows)

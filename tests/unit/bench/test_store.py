@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from bench.results import Row
 from bench.store.__main__ import Load, measure_service
+from bench.store.contract import read_report
 from bench.store.load import percentile
 from bench.store.policies import measure_policies
 from bench.store.service import Shape, draw_plans
@@ -41,3 +43,19 @@ def test_policies_are_compared_on_each_trace() -> None:
     rows = list(measure_policies({"small": trace}))
     assert sum(row.measure.startswith("hit tokens, gdsf, small") for row in rows) == 3
     assert all(0 <= row.value <= 100 for row in rows if row.measure.startswith("hit tokens"))
+
+
+def test_a_report_of_the_contract_becomes_rows() -> None:
+    report = """<testsuites><testsuite>
+      <testcase name="test_a[memory]"/>
+      <testcase name="test_a[system-redis]"><skipped message="no redis-server"/></testcase>
+      <testcase name="test_histories[redis-25-plain]"><properties>
+        <property name="checks" value="12345"/><property name="of" value="redis, plain limits"/>
+      </properties></testcase>
+    </testsuite></testsuites>"""
+    assert list(read_report(report)) == [
+        Row("random steps, each with an integrity check behind it, redis, plain limits", 12345, "", 10_000),
+        Row("tests passed, Redis 6.2 (wheel)", 1, ""),
+        Row("tests passed, in memory", 1, ""),
+        Row("tests skipped", 1, "", 0, better="lower"),
+    ]

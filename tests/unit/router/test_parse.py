@@ -91,6 +91,7 @@ def test_options_and_their_defaults() -> None:
     parsed = PARSER.parse_chat(full, CALLER)
     assert parsed.request.sampling == Sampling(0.0, 0.5, 0, 2**64 - 1, 7)
     assert parsed.request.stop == ("a", "b")
+    assert (parsed.request.num_choices, parsed.request.num_replies) == (1, 1)
     assert parsed.request.namespace.salt == "s"
     assert (parsed.request.options.reuse, parsed.request.options.cold) == (Reuse.EXACT, Cold.LIVE)
     assert parsed.is_stream
@@ -104,3 +105,35 @@ def test_the_separator_of_completions() -> None:
     assert off.sampling.max_tokens == 16
     cut = RequestParser("<sep>").parse_completion(body, CALLER).request
     assert cut.prompt == TextPrompt(("one", "two", "three"))
+
+
+def test_sampling_parameters() -> None:
+    asked = BASE | {
+        "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -2.0, "repetition_penalty": 1.2, "min_tokens": 3,
+        "logit_bias": {"7": 100, "0": -1.5}, "ignore_eos": True, "stop_token_ids": [4, 9], "n": 3,
+    }  # fmt: skip
+    request = PARSER.parse_chat(asked, CALLER).request
+    sampling = request.sampling
+    assert (sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty) == (0.1, 1.0, -2.0)
+    assert (sampling.repetition_penalty, sampling.min_tokens) == (1.2, 3)
+    assert sampling.logit_bias == ((7, 100.0), (0, -1.5))
+    assert sampling.all_stop_token_ids((1, 4)) == (4, 9)
+    assert request.num_choices == 3
+    assert Sampling(stop_token_ids=(4, 9)).all_stop_token_ids((1, 4)) == (1, 4, 9)
+
+
+def test_how_many_alternatives_are_told() -> None:
+    def of_chat(**asked: object) -> int | None:
+        return PARSER.parse_chat(BASE | asked, CALLER).request.sampling.logprobs
+
+    assert (of_chat(), of_chat(logprobs=False), of_chat(logprobs=True)) == (None, None, 0)
+    assert of_chat(logprobs=True, top_logprobs=20) == 20
+    completion = {"model": "m", "prompt": "x", "logprobs": 5}
+    assert PARSER.parse_completion(completion, CALLER).request.sampling.logprobs == 5
+
+
+def test_several_prompts() -> None:
+    body = {"model": "m", "prompt": ["one", "two<sep>three"], "n": 2}
+    request = RequestParser("<sep>").parse_completion(body, CALLER).request
+    assert (request.prompt, request.further_prompts) == (TextPrompt(("one",)), (TextPrompt(("two", "three")),))
+    assert request.num_replies == 4

@@ -3,7 +3,8 @@
 -- Answers {'ok', {holders, ...}, {worker, ...}, {address, ...}, answer...}, {'stale', scope, epoch, ...} or {'unknown_lease'},
 -- as JSON: Redis makes every table within a table a buffer of 16 KiB of its own. Holders are {worker, tier, ...}. An answer
 -- is a number n for a hit with the n-th holders, -n for one under the public key, else {'cold', ticket, fence, seconds},
--- {'pending', seconds}, {'superseded'} or {'live'}.
+-- {'pending', seconds}, {'superseded'} or {'live'}; behind 'cold' and 'live' come the cause of a miss and its missing bytes,
+-- where the order finds out that a segment is absent.
 local KEY_LENGTH = 64
 
 local stale, is_stale = { 'stale' }, false
@@ -83,6 +84,17 @@ local function admits(key, kind)
   return kind == 'prefix' or sighted[key] >= order.limits.min_uses
 end
 
+local missed = {}
+-- The answer, with why the key is absent.
+local function with_miss(answer, key, kind)
+  if kind == 'segment' and not missed[key] then
+    missed[key] = true
+    local miss = miss_of(key)
+    put(answer, miss[1], miss[2])
+  end
+  return answer
+end
+
 local ticket_ends = math.max(lease_ends, now + order.limits.ticket_seconds)
 local new = { owned = {}, ticket_of = {}, tickets = {}, of_lease = {}, entries = {}, lease_keys = {}, busy = {} }
 
@@ -135,7 +147,7 @@ local function plan_one(i, kind, tokens, documents)
   elseif not entries[key] and public_entries[public_key] then
     return -hit(public_key, public_entries[public_key])
   elseif not entries[key] and not ticket_of[key] and not admits(key, kind) then
-    return { 'live' }
+    return with_miss({ 'live' }, key, kind)
   end
   local answer = answers[key]
   if not answer then
@@ -145,8 +157,10 @@ local function plan_one(i, kind, tokens, documents)
       answer = known_ticket(ticket_of[key])
     else
       answer = give_ticket(key, kind, tokens)
+      answers[key] = { unpack(answer) }
+      with_miss(answer, key, kind)
     end
-    answers[key] = answer
+    answers[key] = answers[key] or answer
   end
   if #named > 0 then
     scopes[key] = link(key, scopes[key] or '', named, entries[key])

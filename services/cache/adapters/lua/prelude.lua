@@ -14,6 +14,9 @@
 --   idle:T                     a tenant's published keys that are neither leased nor pinned, by score
 --   shares                     tenants that have a share, by last plan
 --   pinned                     scopes
+--   ghosts, own_ghosts         evicted keys by the number of their eviction (`evicted` counts them), for the whole budget and
+--                              for their tenant's own; ghost_sizes, ghost_bytes: of the former, in all copies
+--   evictors, evictions        'evictor victim' by rank, and 'entries bytes tokens' of each
 --   sightings, sighted         how often absent keys were planned, and when last
 --   tickets                    expiry
 --   owned                      ticket -> 'key kind tokens fence lease', and ' dead' once its key was invalidated

@@ -1,8 +1,8 @@
--- Answers {outcome} or {'unknown_worker'}; with 'accepted' {outcome, description, number evicted, evicted keys of this
--- worker}; a description is names and values in turn.
+-- Answers {outcome} or {'unknown_worker'}; with 'accepted' {outcome, description, number evicted, for the tenant's own budget,
+-- evicted keys of this worker}; a description is names and values in turn.
 local key, ticket, fence = order.key, order.ticket, integer(order.fence)
 
-local function accepted(evicted, drop_keys)
+local function accepted(evicted, evicted_own, drop_keys)
   local entry, scopes, tenant_epoch, model_epoch = entry_of(key), scopes_of(key), 0, 0
   for _, scope in ipairs(scopes) do
     if string.sub(scope, 1, 7) == 'tenant:' then
@@ -17,7 +17,7 @@ local function accepted(evicted, drop_keys)
   for _, name in ipairs({ 'kind', 'tokens', 'size', 'fence', 'ticket' }) do
     put(description, name, part(entry, name))
   end
-  return { 'accepted', description, evicted, drop_keys }
+  return { 'accepted', description, evicted, evicted_own, drop_keys }
 end
 
 local entry = entry_of(key)
@@ -35,7 +35,7 @@ if expiry('workers', order.worker) == 0 then
   return { 'unknown_worker' }
 end
 if again and holders_of(entry)[order.worker] then
-  return accepted(0, {})
+  return accepted(0, 0, {})
 end
 
 local tenant = again and part(entry, 'tenant') or string.match(call('HGET', base .. 'scopes', key), 'tenant:%S+')
@@ -46,7 +46,7 @@ if not evicted then
   end
   return { 'over_budget' }
 end
-local drop_keys = evict(evicted, order.worker)
+local drop_keys = evict(evicted, order.worker, tenant)
 if again then
   add_copy(key, entry, order.worker, order.tier)
 else
@@ -55,4 +55,4 @@ else
   local record = { tokens = tokens, size = order.size, tenant = tenant, kind = kind, fence = order.fence, ticket = ticket }
   add_entry(key, record, order.worker, order.tier, expiry('leases', lease) ~= 0 and lease)
 end
-return accepted(#evicted, drop_keys)
+return accepted(#evicted, evicted.num_own, drop_keys)

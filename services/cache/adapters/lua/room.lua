@@ -25,11 +25,11 @@ local function comes_first(queue, other)
 end
 
 -- choose_victims of domain/eviction.py: what to evict, a list of {key, score}, before `size` bytes of a tenant fit, first
--- for its own budget; nil when they cannot.
+-- for its own budget (`num_own` of them, where that is less than the whole one); nil when they cannot.
 local function victims(tenant, size, spared)
   local own_need = bytes_of(tenant) + size - budget_of(tenant)
   local any_need = used_bytes() + size - order.limits.budget_bytes
-  local found, freed = {}, 0
+  local found, freed, is_bounded = { num_own = 0 }, 0, budget_of(tenant) < order.limits.budget_bytes
   if own_need <= 0 and any_need <= 0 then
     return found
   end
@@ -58,6 +58,7 @@ local function victims(tenant, size, spared)
       return nil
     end
     take(own)
+    found.num_own = found.num_own + (is_bounded and 1 or 0)
   end
   while freed < any_need do
     local lowest
@@ -74,11 +75,16 @@ local function victims(tenant, size, spared)
   return found
 end
 
--- Remove entries for room; the keys of those that this worker held.
-local function evict(found, worker)
+-- Remove entries for room, which a tenant needs where one is given; the keys of those that this worker held.
+local function evict(found, worker, evictor)
   local drop_keys = {}
-  for _, victim in ipairs(found) do
+  for i, victim in ipairs(found) do
     local entry = entry_of(victim[1])
+    local size = held_bytes(entry)
+    if evictor then
+      note_pair(evictor, part(entry, 'tenant'), size, part(entry, 'tokens'))
+    end
+    note_ghost(victim[1], size, evictor and i <= found.num_own)
     clock = math.max(clock, victim[2])
     if worker and holders_of(entry)[worker] then
       append(drop_keys, victim[1])

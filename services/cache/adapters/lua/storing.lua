@@ -52,6 +52,7 @@ local function add_entry(key, record, worker, tier, lease)
   if lease then
     call('HSET', base .. 'lease_keys:' .. lease, key, birth)
   end
+  forget_ghost(key)
   call('ZADD', base .. 'born', fence, key)
   add_copy(key, entry, worker, tier)
   settle({ key })

@@ -1,0 +1,1 @@
+"""How fast the router is by itself: `python -m bench.router`."""

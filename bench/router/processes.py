@@ -1,0 +1,81 @@
+"""The router as its own process, with the stubs behind it in another one."""
+
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.cli.ports import free_port
+
+__all__ = ["RunningRouter", "resident_bytes", "serve_router"]
+
+_START_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """Where it listens on loopback, and the processes of the router and of the stubs."""
+
+    port: int
+    pid: int
+    stubs_pid: int
+
+
+@contextmanager
+def serve_router() -> Iterator[RunningRouter]:
+    """A router that is ready."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HYPIC_")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    with _started([sys.executable, "-m", "bench.router.stubs"], environment) as stubs:
+        worker_port, cache_port = _read_ports(stubs)
+        port = free_port()
+        variables = {
+            "HYPIC_ROUTER_PORT": str(port),
+            "HYPIC_ROUTER_WORKERS": f"127.0.0.1:{worker_port}",
+            "HYPIC_ROUTER_CACHE_ADDRESS": f"127.0.0.1:{cache_port}",
+            "HYPIC_ROUTER_LOG_LEVEL": "warning",
+        }
+        with _started([sys.executable, "-m", "services.cli.main", "router"], environment | variables) as router:
+            _await_ready(port)
+            yield RunningRouter(port, router.pid, stubs.pid)
+
+
+@contextmanager
+def _started(command: list[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def _read_ports(stubs: subprocess.Popen[str]) -> tuple[int, int]:
+    line = stubs.stdout.readline() if stubs.stdout else ""
+    ports = line.split()
+    if len(ports) != 2:
+        raise RuntimeError(f"the stubs did not start: {line!r}")
+    return int(ports[0]), int(ports[1])
+
+
+def _await_ready(port: int) -> None:
+    give_up = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready"):
+                return
+        except (urllib.error.URLError, ConnectionError):
+            if time.monotonic() > give_up:
+                raise RuntimeError("the router is not ready in time; its log says why") from None
+            time.sleep(_POLL_SECONDS)
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,40 @@
+"""The endpoints below `/admin`, for administrators alone."""
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from services.router.adapters.auth import Gate
+from services.router.domain.store import Eviction, StoreDirectory
+from services.router.domain.tenancy import Scope
+
+__all__ = ["AdminSurface"]
+
+
+class AdminSurface:
+    """What an administrator asks of the whole deployment."""
+
+    def __init__(self, store: StoreDirectory, gate: Gate) -> None:
+        self._store = store
+        self._gate = gate
+
+    def routes(self) -> APIRouter:
+        """All below `/admin`."""
+        routes = APIRouter(prefix="/admin")
+        routes.add_api_route("/evictions", self.evictions, methods=["GET"])
+        return routes
+
+    async def evictions(self, request: Request) -> Response:
+        """`GET /admin/evictions`: whose states made room for whose."""
+        self._gate.admit(request, Scope.ADMIN)
+        return JSONResponse({"object": "list", "data": [_row(each) for each in await self._store.evictions()]})
+
+
+def _row(eviction: Eviction) -> dict[str, object]:
+    return {
+        "object": "eviction",
+        "evictor": eviction.evictor,
+        "victim": eviction.victim,
+        "entries": eviction.num_entries,
+        "bytes": eviction.size_bytes,
+        "tokens": eviction.num_tokens,
+    }
