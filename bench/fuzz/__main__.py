@@ -1,6 +1,6 @@
 """`python -m bench.fuzz`: generated requests against the whole stack on the demo model.
 
-A quarter is made by schemathesis from the OpenAPI document, the rest are valid requests with something changed. Before and
+An eighth is made by schemathesis from the OpenAPI document, the rest are valid requests with something changed. Before and
 after, one question over a document must get the same answer, from the same processes, which then hold no more than before.
 """
 
@@ -27,7 +27,7 @@ def fuzz(stack: ServedStack, count: int, seed_number: int) -> Tally:
     tally = Tally()
     asked = [document("before and after")]
     expected, pids = ask(stack, asked).text, stack.pids()
-    generated = count // 4
+    generated = count // 8
     send_mutated(stack.base_url, stack.model, count - generated, seed_number, tally)
     while (missing := count - sum(tally.statuses.values()) - tally.faults["hang"]) > 0:
         send_generated(stack.base_url, stack.model, missing, seed_number, tally)

@@ -10,7 +10,7 @@ from services.router.domain.tool_calls import ToolCallParser
 from services.router.domain.tools import Tool, ToolCall
 from services.router.reply import Delta, Done, ReplyEvent, Started
 
-__all__ = ["Called", "CalledEvent", "find_calls"]
+__all__ = ["Called", "CalledEvent", "with_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,21 @@ class Called:
 CalledEvent = ReplyEvent | Called
 
 
-async def find_calls(events: AsyncGenerator[ReplyEvent], tools: Sequence[Tool]) -> AsyncGenerator[CalledEvent]:
+def with_calls(events: AsyncGenerator[ReplyEvent], tools: Sequence[Tool]) -> AsyncGenerator[CalledEvent]:
     """The reply with calls of these tools taken out of its text. A choice that stops by itself with calls ends for them."""
+    return _find_calls(events, tools) if tools else events
+
+
+async def _find_calls(events: AsyncGenerator[ReplyEvent], tools: Sequence[Tool]) -> AsyncGenerator[CalledEvent]:
     finders: dict[int, _Finder] = {}
     async with aclosing(events):
         async for event in events:
-            if not tools or isinstance(event, Started):
+            if isinstance(event, Started):
                 yield event
                 continue
-            finder = finders.setdefault(event.choice, _Finder(tools, event.choice))
-            for found in finder.take(event):
+            if event.choice not in finders:
+                finders[event.choice] = _Finder(tools, event.choice)
+            for found in finders[event.choice].take(event):
                 yield found
 
 

@@ -29,7 +29,7 @@ from services.router.adapters.streaming import (
     server_sent_event,
     until_disconnect,
 )
-from services.router.calling import Called, CalledEvent, find_calls
+from services.router.calling import Called, CalledEvent, with_calls
 from services.router.domain.request import PromptError
 from services.router.domain.tenancy import Caller, Scope
 from services.router.reply import Delta, Done
@@ -165,7 +165,7 @@ class HttpSurface:
             raise
 
     async def _reply(self, request: Request, parsed: ParsedRequest, form: ReplyFormat) -> Response:
-        events = find_calls(self._generator.generate(parsed.request), parsed.callable_tools)
+        events = with_calls(self._generator.generate(parsed.request), parsed.callable_tools)
         headers = ignored_header(parsed.ignored_fields)
         if not parsed.is_stream:
             return JSONResponse(await until_disconnect(request, _collect(events, form)), headers=headers)

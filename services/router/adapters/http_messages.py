@@ -15,7 +15,7 @@ from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.openapi import describe
 from services.router.adapters.parse import ParsedRequest
 from services.router.adapters.streaming import EventStream, first_event, ignored_header, until_disconnect
-from services.router.calling import find_calls
+from services.router.calling import with_calls
 from services.router.domain.request import PromptError
 from services.router.domain.tenancy import Scope
 from services.router.served_model import Models
@@ -73,7 +73,7 @@ class MessageSurface:
     async def create(self, request: Request) -> Response:
         """`POST /v1/messages`."""
         parsed = await self._parse(request)
-        events = find_calls(self._generator.generate(parsed.request), parsed.callable_tools)
+        events = with_calls(self._generator.generate(parsed.request), parsed.callable_tools)
         request_id = current_request_id()
         writer = MessageWriter(f"msg_{request_id}", parsed)
         headers = ignored_header(parsed.ignored_fields)

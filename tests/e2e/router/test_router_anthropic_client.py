@@ -114,7 +114,7 @@ def test_results_go_back_and_tools_are_reused(client: anthropic.Anthropic, stack
         tools=TOOLS,
         extra_body={"hypic": {"explain": True}},
     )
-    assert [part["served"] for part in second.hypic["parts"] if part["kind"] == "segment"] == ["hit"]
+    assert [part["served"] for part in second.hypic["parts"] if part["kind"] == "segment"] == ["prefix"]
     prompt = stack.worker.requests[-1]
     text = stack.worker.tokenizer.decode(
         [i for part in prompt.parts for i in part.token_ids], skip_special_tokens=False

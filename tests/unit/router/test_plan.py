@@ -23,7 +23,9 @@ from services.router.domain.plan import (
     settle_captures,
     settle_prefix,
     settle_segments,
+    with_true_snapshots,
     without_directory,
+    without_prefix,
 )
 from services.router.domain.ports import PartServing, Prefilled, ServedPart
 from services.router.domain.request import Reuse
@@ -95,6 +97,39 @@ def test_chains_depend_on_everything_before() -> None:
     swapped = Prompt((TURN, SYSTEM, *PROMPT.parts[2:]))
     hashes = [{entry.content_hash for entry in draft(each, PROFILE, Reuse.EXACT).entries} for each in (PROMPT, swapped)]
     assert not hashes[0] & hashes[1]
+
+
+HISTORY = Prompt((SYSTEM, SEGMENT, QUESTION, TURN, QUESTION, LAST))
+
+
+def test_behind_a_composed_segment_chains_say_so_and_the_newest_end_is_left_out() -> None:
+    plan = draft(HISTORY, PROFILE, Reuse.COMPOSE)
+    prefixes = [entry for entry in plan.entries if entry.kind is EntryKind.PREFIX]
+    assert [(entry.after_part, entry.is_composed) for entry in prefixes] == [(4, True), (3, True), (1, False)]
+    assert [[one.document_id for one in entry.documents] for entry in prefixes] == [["a"], ["a"], []]
+    exact = {entry.content_hash for entry in draft(HISTORY, PROFILE, Reuse.EXACT).entries}
+    assert [entry.content_hash in exact for entry in prefixes] == [False, False, True]
+
+
+def test_a_covered_segment_is_composed_after_all_where_the_snapshot_is_out_of_reach() -> None:
+    plan = settle(draft(HISTORY, PROFILE, Reuse.COMPOSE), [Served.HIT, Served.COLD, Served.HIT, Served.HIT])
+    assert [each.served for each in plan.parts] == [Served.PREFIX] * 4 + [Served.LIVE] * 2
+    without = without_prefix(plan, Reason.HELD_ELSEWHERE)
+    assert [each.served for each in without.parts] == [Served.LIVE, Served.HIT] + [Served.LIVE] * 4
+    assert without.parts[1].key
+    assert without.parts[1].reason is None
+    assert without.parts[3].reason is Reason.HELD_ELSEWHERE
+    gone = settle(draft(HISTORY, PROFILE, Reuse.COMPOSE), [Served.HIT, Served.COLD, Served.HIT, Served.COLD])
+    assert without_prefix(gone, Reason.HELD_ELSEWHERE).parts[1].served is Served.LIVE
+
+
+def test_snapshots_are_taken_only_of_what_is_served_as_their_key_says() -> None:
+    plan = settle(draft(HISTORY, PROFILE, Reuse.COMPOSE), [Served.COLD] * 4)
+    assert [one.after_part for one in with_true_snapshots(plan).snapshots] == [4, 3, 1]
+    fallen = serve_live(plan, lambda each: each.served is Served.COLD, Reason.FIRST_USE)
+    assert [one.after_part for one in with_true_snapshots(fallen).snapshots] == [1]
+    exact = settle(draft(HISTORY, PROFILE, Reuse.EXACT), [Served.COLD] * 4)
+    assert with_true_snapshots(exact).snapshots == exact.snapshots
 
 
 def test_short_prefixes_and_the_middle_of_long_conversations_are_not_asked_for() -> None:
