@@ -55,6 +55,7 @@ check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of g
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_docs.py --check
+	$(BIN)/python scripts/generate_dashboards.py --check
 	$(BIN)/python -m bench.docs --check
 	$(BIN)/python -m eval.docs --check
 	$(BIN)/python scripts/generate_proto.py --check
