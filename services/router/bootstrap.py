@@ -32,7 +32,7 @@ from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, Si
 from services.router.adapters.metrics import MeteredRouter, RouterMetrics
 from services.router.adapters.model_builder import build_model
 from services.router.adapters.parse import RequestParser
-from services.router.adapters.quotas import BoundedRouter
+from services.router.adapters.quotas import BoundedRouter, SheddingRouter
 from services.router.adapters.recording import RecordingRouter
 from services.router.adapters.store_client import GrpcStore
 from services.router.adapters.worker_pool import WorkerPool
@@ -41,8 +41,10 @@ from services.router.background import Background
 from services.router.captures import Capturer
 from services.router.choices import ChoosingRouter
 from services.router.domain.hedging import HedgePolicy
+from services.router.domain.rates import Rates
 from services.router.domain.recent import RecentRequests
-from services.router.domain.tenancy import Keys, hash_key
+from services.router.domain.shedding import SheddingPolicy
+from services.router.domain.tenancy import Keys, Quotas, hash_key
 from services.router.library import Library, LibraryServices
 from services.router.reuse import ReusePolicy, ReuseServices
 from services.router.settings import RouterSettings
@@ -120,16 +122,17 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     metrics = RouterMetrics(CollectorRegistry(), pool.states, settings.tenant_groups)
     capturer = Capturer(pool, _hedge_policy(settings), metrics)
     services = ReuseServices(directory, pool, capturer, background, policy)
-    gate = Gate(_keys(settings))
+    gate = Gate(_keys(settings), _usual_quotas(settings))
     limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
     recent = RecentRequests(settings.console_requests)
     store = GrpcStore(channel, settings.cache_timeout_seconds)
+    shedding = SheddingPolicy(settings.max_queue_seconds, settings.max_requests_per_worker)
+    answering = SheddingRouter(ChoosingRouter(Router(pool, services, limits).generate), pool.views, shedding)
+    bounded = BoundedRouter(answering)
     surface = HttpSurface(
-        MeteredRouter(
-            RecordingRouter(BoundedRouter(ChoosingRouter(Router(pool, services, limits).generate)), recent), metrics
-        ),
+        MeteredRouter(RecordingRouter(bounded, recent), metrics),
         pool,
-        RequestParser(settings.completions_separator),
+        RequestParser(settings.completions_separator, settings.max_parts),
         metrics,
         draining,
         Door(gate, settings.max_body_bytes),
@@ -157,7 +160,13 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
         AdminSurface(store, gate).routes(),
         ConsoleSurface(gate, recent, pool, store).routes(),
     )
-    return create_http_app(surface, pages, lifespan, has_metrics=not settings.operations_address)
+    return create_http_app(
+        surface,
+        pages,
+        lifespan,
+        has_metrics=not settings.operations_address,
+        max_header_bytes=settings.max_header_bytes,
+    )
 
 
 def _keys(settings: RouterSettings) -> Keys:
@@ -194,6 +203,11 @@ def main() -> None:
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
     return None
+
+
+def _usual_quotas(settings: RouterSettings) -> Quotas:
+    rates = Rates(settings.tenant_requests_per_minute, settings.tenant_tokens_per_minute)
+    return Quotas(max_requests_in_flight=settings.tenant_max_requests_in_flight, rates=rates)
 
 
 def _reuse_policy(settings: RouterSettings) -> ReusePolicy:

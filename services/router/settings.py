@@ -65,6 +65,27 @@ class RouterSettings(PeerSettings):
     default_max_tokens: int = Field(default=1024, ge=1, description="length of a reply when the request names none")
 
     max_body_bytes: int = Field(default=32 << 20, ge=1, description="larger request bodies are refused with 413")
+    max_header_bytes: int = Field(default=64 << 10, ge=1024, description="larger request heads are refused with 431")
+    max_parts: int = Field(
+        default=4096,
+        ge=1,
+        description="messages, documents and content parts of a request together; more are refused with 400",
+    )
+    tenant_max_requests_in_flight: int = Field(
+        default=0, ge=0, description="of tenants for which the key file says nothing, at each router; 0 is no bound"
+    )
+    tenant_requests_per_minute: int = Field(default=0, ge=0, description="likewise; a minute's worth may come at once")
+    tenant_tokens_per_minute: int = Field(
+        default=0, ge=0, description="likewise, tokens of prompts and replies; a reply's are counted at its end"
+    )
+    max_queue_seconds: Seconds = Field(
+        default=60.0, description="requests are refused with 429 while every worker has work for longer than this"
+    )
+    max_requests_per_worker: int = Field(
+        default=256,
+        ge=1,
+        description="requests are refused with 429 while every worker that combines has so many, running or waiting",
+    )
     tokenizer_memo_bytes: int = Field(default=64 << 20, ge=1, description="memory for token ids of texts seen before")
 
     console_requests: int = Field(

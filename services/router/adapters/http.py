@@ -16,7 +16,7 @@ from services.router.adapters.auth import Gate
 from services.router.adapters.body import read_json
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.metrics import Generator, RouterMetrics
-from services.router.adapters.middleware import RequestIds, install_error_handlers
+from services.router.adapters.middleware import HeadLimit, RequestIds, install_error_handlers
 from services.router.adapters.parse import ParsedRequest, RequestParser
 from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead, WholeChoice
 from services.router.adapters.streaming import DONE, EventStream, server_sent_event, until_disconnect
@@ -202,6 +202,7 @@ def create_http_app(
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
     *,
     has_metrics: bool = True,
+    max_header_bytes: int = 1 << 16,
 ) -> FastAPI:
     """The ASGI application; `pages`: further endpoints. has_metrics: False where another listener serves them."""
     app = FastAPI(title="hypic router", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
@@ -215,6 +216,7 @@ def create_http_app(
     for page in pages:
         app.include_router(page)
     install_error_handlers(app)
+    app.add_middleware(HeadLimit, max_bytes=max_header_bytes)
     app.add_middleware(RequestIds)
     return app
 
