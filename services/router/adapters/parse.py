@@ -63,10 +63,11 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Reads bodies; `completions_separator` is empty when it is off."""
+    """Reads bodies; `completions_separator` is empty when it is off. max_parts: messages, documents and content parts of one."""
 
-    def __init__(self, completions_separator: str) -> None:
+    def __init__(self, completions_separator: str, max_parts: int = 4096) -> None:
         self._separator = completions_separator
+        self._max_parts = max_parts
 
     def parse_chat(self, body: object, caller: Caller) -> ParsedRequest:
         """A body of `/v1/chat/completions`.
@@ -77,6 +78,7 @@ class RequestParser:
         raw = read_object(body, "")
         chat = read(ChatBody, raw, "")
         _refuse_unsupported(raw)
+        self._check_parts(chat)
         documents = [_document(each, f"documents[{i}]") for i, each in enumerate(chat.documents or [])]
         located = list(documents)
         messages = tuple(_message(each, f"messages[{i}]", located) for i, each in enumerate(chat.messages))
@@ -84,6 +86,19 @@ class RequestParser:
         prompt = ChatPrompt(messages, tuple(each.document for each in documents))
         sampling = _sampling(chat, chat.max_completion_tokens or chat.max_tokens)
         return _parsed(chat, prompt, replace(sampling, logprobs=_chat_logprobs(chat)), caller)
+
+    def _check_parts(self, chat: ChatBody) -> None:
+        """Ahead of looking at each of them."""
+        contents = [each.get("content") for each in chat.messages if isinstance(each, dict)]
+        found = len(chat.messages) + len(chat.documents or [])
+        found += sum(len(each) for each in contents if isinstance(each, list))
+        if found > self._max_parts:
+            param = "documents" if len(chat.documents or []) > self._max_parts // 2 else "messages"
+            raise PromptError(
+                f"the request has {found} messages, documents and content parts; this server takes {self._max_parts}",
+                param=param,
+                code="too_many_parts",
+            )
 
     def parse_completion(self, body: object, caller: Caller) -> ParsedRequest:
         """A body of `/v1/completions`.
@@ -118,6 +133,7 @@ def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, sampling: Samplin
         ),
         namespace=replace(caller.namespace(), salt=body.cache_salt or ""),
         max_in_flight=caller.quotas.max_requests_in_flight,
+        rates=caller.quotas.rates,
         num_choices=body.n or 1,
     )
     if body.stream_options and not body.stream:

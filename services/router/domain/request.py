@@ -6,6 +6,7 @@ from enum import StrEnum
 from blake3 import blake3
 
 from services.router.domain.errors import RouterError
+from services.router.domain.rates import NO_RATES, Rates
 
 __all__ = [
     "ChatPrompt",
@@ -159,7 +160,8 @@ class Namespace:
 class GenerationRequest:
     """One request, whichever endpoint it came through.
 
-    `max_in_flight`: how many requests its tenant may have under way at once; 0 is no bound. num_choices: replies to each
+    `max_in_flight`: how many requests its tenant may have under way at once; 0 is no bound.
+    `rates`: how many in a minute. num_choices: replies to each
     prompt; further_prompts: answered beside the first one.
     """
 
@@ -170,6 +172,7 @@ class GenerationRequest:
     options: ReuseOptions
     namespace: Namespace
     max_in_flight: int = 0
+    rates: Rates = NO_RATES
     num_choices: int = 1
     further_prompts: tuple[TextPrompt, ...] = ()
 
