@@ -13,6 +13,8 @@ __all__ = [
     "Content",
     "Document",
     "GenerationRequest",
+    "Grammar",
+    "GrammarKind",
     "Message",
     "Namespace",
     "PromptError",
@@ -117,6 +119,24 @@ class ReuseOptions:
     explain: bool = False
 
 
+class GrammarKind(StrEnum):
+    """The notations of a grammar."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICES = "choices"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a reply is held to; `param` is the field that says it. The source of choices is a JSON list."""
+
+    kind: GrammarKind
+    source: str
+    param: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 keeps all, `max_tokens` None fills the context.
@@ -140,6 +160,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def all_stop_token_ids(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens that end the reply, from the model's own."""
