@@ -13,7 +13,7 @@ __all__ = ["BoundedRouter"]
 
 
 class BoundedRouter:
-    """Refuses what exceeds a tenant's requests in flight; a stream counts until it ends."""
+    """Refuses what exceeds a tenant's requests in flight; a stream counts until it ends, as often as it has replies at a time."""
 
     def __init__(self, inner: Generator) -> None:
         self._inner = inner
@@ -25,15 +25,15 @@ class BoundedRouter:
         Raises:
             OverloadedError: the tenant has as many requests under way as it may.
         """
-        tenant, most = request.namespace.tenant, request.max_in_flight
-        if most and self._running[tenant] >= most:
-            raise OverloadedError(f"the tenant has {most} requests in flight, which is its quota")
-        self._running[tenant] += 1
+        tenant, most, count = request.namespace.tenant, request.max_in_flight, request.num_at_once
+        if most and self._running[tenant] + count > most:
+            raise OverloadedError(f"the tenant would have more than its quota of {most} requests in flight")
+        self._running[tenant] += count
         try:
             async with aclosing(self._inner.generate(request)) as events:
                 async for event in events:
                     yield event
         finally:
-            self._running[tenant] -= 1
+            self._running[tenant] -= count
             if not self._running[tenant]:
                 del self._running[tenant]

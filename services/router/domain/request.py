@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+# A worker's batch and its waiting line are for other requests too.
+_MOST_AT_ONCE = 16
+
+
 class PromptError(RouterError):
     """The prompt can never be served as it is.
 
@@ -198,3 +202,8 @@ class GenerationRequest:
     def num_replies(self) -> int:
         """Choices of all prompts."""
         return self.num_choices * (1 + len(self.further_prompts))
+
+    @property
+    def num_at_once(self) -> int:
+        """How many of them are under way at a time, which is what the request counts for in its tenant's bound."""
+        return min(self.num_replies, _MOST_AT_ONCE, self.max_in_flight or _MOST_AT_ONCE)

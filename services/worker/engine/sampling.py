@@ -182,7 +182,7 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor) -> int:
         # The generator lives on the CPU, so that a seed means the same on every device. A copy: edits overwrite it.
-        wide = self._edits.apply(logits.to("cpu", torch.float64, copy=True))
+        wide = self._edits.apply(logits.cpu().to(torch.float64, copy=True))
         if not math.isfinite(largest := float(wide.max())):
             raise ValueError("no token is left to be drawn; ask for less min_tokens or logit_bias")
         if self._options.temperature == 0.0:
