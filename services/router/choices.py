@@ -29,9 +29,9 @@ class _Single:
 class ChoosingRouter:
     """Runs every choice as a request of its own, and gives their events as they come.
 
-    Choices behind a prompt's first one begin when that one has been combined: they find the states that it has captured, and
-    its snapshots, so that of the prompt little more than the words that open the reply runs again. A seed counts up from
-    choice to choice.
+    Choices behind a prompt's first one begin when that one has been combined: they find the states that it has captured and
+    its snapshots, and run the live tokens behind these again, in one sweep where the worker waits for several. A seed counts
+    up from choice to choice.
     """
 
     def __init__(self, answer: Callable[[GenerationRequest], AsyncGenerator[ReplyEvent]]) -> None:

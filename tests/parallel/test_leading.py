@@ -38,7 +38,10 @@ KEY, SNAPSHOT = bytes(range(32)), bytes(32)
 
 def request(heard: Heard, temperature: float = 0.0, seed: int | None = None) -> GenerateRequest:
     parts = (PromptPart(SEGMENT, Serving.SEGMENT, KEY), PromptPart(QUESTION))
-    options = SamplingOptions(6, temperature, top_p=0.9, top_k=50, seed=seed, stop_ids=frozenset({500, 400}))
+    options = SamplingOptions(
+        6, temperature, top_p=0.9, top_k=50, seed=seed, stop_ids=frozenset({500, 400}), logprobs=2, min_p=0.01,
+        logit_bias=((3, 1.5), (9, -2.0)), repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=-0.5,
+    )  # fmt: skip
     return GenerateRequest("asked", parts, options, heard.events.append, b"prefix", (SnapshotOrder(SNAPSHOT, 1),))
 
 
