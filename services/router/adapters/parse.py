@@ -11,6 +11,7 @@ from services.router.adapters.documents import (
     refuse_conflicts,
 )
 from services.router.adapters.fields import read, read_object
+from services.router.adapters.grammars import read_grammar
 from services.router.adapters.schema import (
     REMEDIES,
     UNSUPPORTED,
@@ -175,6 +176,7 @@ def _sampling(body: SharedBody, max_tokens: int | None) -> Sampling:
         min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        grammar=read_grammar(body),
     )
 
 

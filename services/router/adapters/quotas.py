@@ -52,7 +52,9 @@ class TenantRates:
 
 
 class BoundedRouter:
-    """Refuses what exceeds a tenant's requests in flight or in a minute; a stream counts until it ends."""
+    """Refuses what exceeds a tenant's requests in flight or in a minute; a stream counts until it ends, as often as it has replies
+    at a time.
+    """
 
     def __init__(self, inner: Generator, rates: TenantRates | None = None) -> None:
         self._inner = inner
@@ -65,11 +67,11 @@ class BoundedRouter:
         Raises:
             TooBusyError: the tenant has as many requests under way, or has sent as many in a minute, as it may.
         """
-        tenant, most = request.namespace.tenant, request.max_in_flight
-        if most and self._running[tenant] >= most:
-            raise TooBusyError(f"the tenant has {most} requests in flight, which is its quota", 1.0, _TENANT)
+        tenant, most, count = request.namespace.tenant, request.max_in_flight, request.num_at_once
+        if most and self._running[tenant] + count > most:
+            raise TooBusyError(f"the tenant would have more than its quota of {most} requests in flight", 1.0, _TENANT)
         self._rates.admit(tenant, request.rates)
-        self._running[tenant] += 1
+        self._running[tenant] += count
         try:
             async with aclosing(self._inner.generate(request)) as events:
                 async for event in events:
@@ -78,7 +80,7 @@ class BoundedRouter:
                         self._rates.count_tokens(tenant, request.rates, used)
                     yield event
         finally:
-            self._running[tenant] -= 1
+            self._running[tenant] -= count
             if not self._running[tenant]:
                 del self._running[tenant]
 

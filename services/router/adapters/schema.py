@@ -21,12 +21,15 @@ __all__ = [
     "DocumentPart",
     "HypicOptions",
     "InvalidateBody",
+    "JsonSchemaFormat",
     "MessageBody",
     "PartOptions",
     "PinBody",
+    "ResponseFormat",
     "SharedBody",
     "StopList",
     "StopText",
+    "StructuredOutputs",
     "TextPart",
 ]
 
@@ -41,16 +44,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
 }
 
 
@@ -124,6 +121,12 @@ class SharedBody(BaseModel):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
     stop: Any = None
     stream: bool | None = None
@@ -160,6 +163,31 @@ class StopText(_Strict):
     """The string form of `stop`."""
 
     stop: Stop
+
+
+class ResponseFormat(_Strict):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Any = None
+
+
+class JsonSchemaFormat(_Strict):
+    """Its `json_schema`; strict or not, the schema is kept to."""
+
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+    name: str | None = None
+    strict: bool | None = None
+
+
+class StructuredOutputs(_Closed):
+    """vLLM's `structured_outputs`, and what its `guided_` parameters hold."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
 
 
 class MessageBody(_Strict):

@@ -14,6 +14,8 @@ __all__ = [
     "Content",
     "Document",
     "GenerationRequest",
+    "Grammar",
+    "GrammarKind",
     "Message",
     "Namespace",
     "PromptError",
@@ -24,6 +26,10 @@ __all__ = [
     "Text",
     "TextPrompt",
 ]
+
+
+# A worker's batch and its waiting line are for other requests too.
+_MOST_AT_ONCE = 16
 
 
 class PromptError(RouterError):
@@ -118,6 +124,24 @@ class ReuseOptions:
     explain: bool = False
 
 
+class GrammarKind(StrEnum):
+    """The notations of a grammar."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICES = "choices"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a reply is held to; `param` is the field that says it. The source of choices is a JSON list."""
+
+    kind: GrammarKind
+    source: str
+    param: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 keeps all, `max_tokens` None fills the context.
@@ -141,6 +165,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def all_stop_token_ids(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens that end the reply, from the model's own."""
@@ -180,3 +205,8 @@ class GenerationRequest:
     def num_replies(self) -> int:
         """Choices of all prompts."""
         return self.num_choices * (1 + len(self.further_prompts))
+
+    @property
+    def num_at_once(self) -> int:
+        """How many of them are under way at a time, which is what the request counts for in its tenant's bound."""
+        return min(self.num_replies, _MOST_AT_ONCE, self.max_in_flight or _MOST_AT_ONCE)
