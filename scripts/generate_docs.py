@@ -66,7 +66,8 @@ def metrics_page() -> str:
         "service and worker on `…_METRICS_PORT` when it is set. No label carries a tenant's or a document's text:",
         "`tenant_group` is one of at most 16 names of `HYPIC_ROUTER_TENANT_GROUPS`. Names and buckets are vLLM's where the thing",
         "is the same. A worker's counts and the router's add up to the prompts, as `usage` does; a router that has not counted a",
-        "reply yet (its client left, or it goes on) is behind its worker.",
+        "reply yet (its client left, or it goes on) is behind its worker. Which panel answers which question:",
+        "[troubleshooting](troubleshooting.md).",
     ]
     for title, registry in (("Router", router), ("Cache service", cache), ("Worker", worker)):
         lines += [

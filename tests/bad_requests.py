@@ -121,7 +121,25 @@ def _bad_chats(model: str, context_length: int) -> list[BadRequest]:
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
         ("parallel_tool_calls", {"parallel_tool_calls": False}),
-        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("response_format.type", {"response_format": {"type": "xml"}}),
+        ("response_format", {"response_format": "json"}),
+        ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+        (
+            "response_format.json_schema.schema",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        ),
+        ("response_format.json_schema.schema", _schema_format({"enum": ["x" * 70_000]})),
+        ("guided_json", {"guided_json": "no json"}),
+        ("guided_json", {"guided_json": 5}),
+        ("guided_regex", {"guided_regex": ""}),
+        ("guided_choice", {"guided_choice": []}),
+        ("guided_choice", {"guided_choice": ["a", 2]}),
+        ("guided_choice", {"guided_choice": ["a"], "response_format": {"type": "json_object"}}),
+        ("guided_grammar", {"guided_grammar": 1}),
+        ("structured_outputs.frobnicate", {"structured_outputs": {"frobnicate": 1}}),
+        ("structured_outputs.choice", {"structured_outputs": {"regex": "a", "choice": ["b"]}}),
+        ("ignore_eos", {"guided_regex": "a", "ignore_eos": True}),
+        ("min_tokens", {"guided_regex": "a", "min_tokens": 1}),
         ("logit_bias", {"logit_bias": {"1": 101}}),
         ("logit_bias", {"logit_bias": {"one": 5}}),
         ("logit_bias", {"logit_bias": {"01": 5}}),
@@ -208,6 +226,10 @@ def _bad_documents(model: str) -> list[BadRequest]:
         BadRequest("one id, two parts", _with_content(model, conflict), "content[1].id"),
         BadRequest("documents without a user", no_user, "documents"),
     ]
+
+
+def _schema_format(schema: object) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}}
 
 
 def _with_content(model: str, content: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import httpx2
 from hypic.v1 import cache_pb2_grpc, worker_pb2_grpc
 
 from services.common.rpc import HealthSwitch, create_server
+from services.common.tls import TlsFiles
 from services.router import bootstrap
 from services.router.settings import RouterSettings
 from tests.stub_cache import StubCache
@@ -30,9 +31,10 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 class StubServices:
-    """Stub worker and cache service in a background loop."""
+    """Stub worker and cache service in a background loop. tls: of both; plain text without."""
 
-    def __init__(self, *, can_capture: bool = True) -> None:
+    def __init__(self, *, can_capture: bool = True, tls: TlsFiles | None = None) -> None:
+        self._tls = tls
         self.cache = StubCache()
         self.worker = StubWorker(self.cache, can_capture=can_capture)
         self.loop = asyncio.new_event_loop()
@@ -106,7 +108,7 @@ class StubServices:
         return self._servers[-1]
 
     def _serve(self, add: Callable[[grpc.aio.Server], None], port: int) -> tuple[grpc.aio.Server, int]:
-        server, bound = self.call(create_server([add], f"127.0.0.1:{port}", HealthSwitch()))
+        server, bound = self.call(create_server([add], f"127.0.0.1:{port}", HealthSwitch(), self._tls))
         self._servers.append(server)
         return server, bound
 
@@ -118,8 +120,10 @@ class StubServices:
 class RouterStack(StubServices):
     """Stub services and the router, served over HTTP. can_capture: whether one worker does all, or another one captures."""
 
-    def __init__(self, settings: RouterSettings | None = None, *, can_capture: bool = True) -> None:
-        super().__init__(can_capture=can_capture)
+    def __init__(
+        self, settings: RouterSettings | None = None, *, can_capture: bool = True, tls: TlsFiles | None = None
+    ) -> None:
+        super().__init__(can_capture=can_capture, tls=tls)
         self._settings = settings or RouterSettings()
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ import grpc
 from hypic.v1 import worker_pb2, worker_pb2_grpc
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.common.errors import InternalError, NotFoundError, UnavailableError
+from services.common.errors import InternalError, InvalidRequestError, NotFoundError, UnavailableError
 from tests.stub_cache import StubCache
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|document_start|>", "<|document_end|>")
@@ -59,6 +59,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     deaths_before_first_token: int = 0
     dies_after_tokens: int = -1
     drops_states: bool = False
+    refuses_grammars: bool = False
     worker_id: str = "stub"
     profile_digest: str = "profile-1"
     can_capture: bool = True
@@ -134,6 +135,8 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent],
     ) -> AsyncIterator[worker_pb2.GenerateEvent]:
         self.requests.append(request)
+        if self.refuses_grammars and request.HasField("grammar"):
+            raise InvalidRequestError("grammar: the stub honours none")
         if self.deaths_before_first_token:
             self.deaths_before_first_token -= 1
             raise WorkerDiedError("the stub died before the first token")

@@ -24,7 +24,7 @@ from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import DirectoryUnavailableError, JournalError
 from services.cache.domain.pins import Pins
 from services.cache.settings import CacheSettings
-from services.common.rpc import HealthSwitch, create_server
+from services.common.rpc import HealthSwitch, create_server, serve_health
 from services.common.telemetry import configure_logging, get_logger, serve_metrics
 
 __all__ = ["CacheProcess", "create_directory", "main", "run", "serve", "start"]
@@ -46,6 +46,7 @@ class CacheProcess:
     directory: Directory
     health: HealthSwitch
     watch: "asyncio.Task[None]"
+    probed: grpc.aio.Server | None = None
 
     async def stop(self, grace_seconds: float) -> None:
         """Readiness off, let running calls end, give up connections."""
@@ -55,6 +56,8 @@ class CacheProcess:
         await self.health.set_ready(False)
         self.servicer.drain()
         await self.server.stop(grace_seconds)
+        if self.probed is not None:
+            await self.probed.stop(0)
         await self.directory.close()
 
 
@@ -97,11 +100,13 @@ async def start(settings: CacheSettings, registry: CollectorRegistry) -> CachePr
         [lambda server: cache_pb2_grpc.add_CacheServiceServicer_to_server(servicer, server)],
         settings.listen_address,
         health,
+        settings.tls,
     )
+    probed = await serve_health(settings.health_address, health)
     ready = await _follow(directory, health)
     watch = asyncio.create_task(_watch(directory, health, ready))
     host = settings.listen_address.rpartition(":")[0]
-    return CacheProcess(f"{host}:{port}", server, servicer, directory, health, watch)
+    return CacheProcess(f"{host}:{port}", server, servicer, directory, health, watch, probed)
 
 
 async def _watch(directory: Directory, health: HealthSwitch, ready: bool) -> None:

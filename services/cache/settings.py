@@ -22,6 +22,12 @@ class CacheSettings(ServiceSettings):
     listen_address: str = Field(
         default="127.0.0.1:7101", pattern=r"^.+:\d+$", description="host:port of the gRPC server."
     )
+    health_address: str = Field(
+        default="",
+        pattern=r"^(.+:\d+)?$",
+        description="host:port of a second server that answers health probes alone, in plain text; empty: only the gRPC"
+        " server answers them",
+    )
     metrics_host: str = Field(default="127.0.0.1", description="Where /metrics listens.")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics; 0 serves none.")
     directory: Literal["memory", "redis"] = Field(default="memory", description="Where the directory lives.")

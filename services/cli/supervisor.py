@@ -150,11 +150,14 @@ class Stack:
             addresses[f"HYPIC_{service}_LOG_FORMAT"] = options.log_format
         # What stands for the state directory is filled in at the start.
         self._variables = {**addresses, **options.variables}
+        probed = _probed_apart("CACHE", cache_address, self._variables)
+        self._variables |= probed
+        cache_probe = probed.get("HYPIC_CACHE_HEALTH_ADDRESS", cache_address)
         self._state_directory = options.state_directory
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         ready_url = f"{self.base_url}/health/ready"
         self._children = (
-            _Child("cache", "cache", self._variables, lambda: grpc_ready(cache_address)),
+            _Child("cache", "cache", self._variables, lambda: grpc_ready(cache_probe)),
             *(
                 _worker(index, address, roles, self._variables, len(workers))
                 for index, (address, roles) in enumerate(zip(workers, options.roles, strict=True))
@@ -219,7 +222,16 @@ def _worker(index: int, address: str, roles: str, variables: Mapping[str, str], 
             own["HYPIC_WORKER_DEVICE"] = f"cuda:{index}"
         if int(asked.get("HYPIC_WORKER_METRICS_PORT") or 0):
             own["HYPIC_WORKER_METRICS_PORT"] = str(int(asked["HYPIC_WORKER_METRICS_PORT"]) + index)
-    return _Child(f"worker-{index}", "worker", {**variables, **own}, lambda: grpc_ready(address))
+    own |= _probed_apart("WORKER", address, variables)
+    probe = own.get("HYPIC_WORKER_HEALTH_ADDRESS", address)
+    return _Child(f"worker-{index}", "worker", {**variables, **own}, lambda: grpc_ready(probe))
+
+
+def _probed_apart(service: str, address: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Where to ask a service that answers only those with a certificate whether it is ready."""
+    if not {**os.environ, **variables}.get(f"HYPIC_{service}_TLS_CERT_FILE"):
+        return {}
+    return {f"HYPIC_{service}_HEALTH_ADDRESS": f"{address.rpartition(':')[0]}:{free_port()}"}
 
 
 def _reached_at(host: str) -> str:

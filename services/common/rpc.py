@@ -12,15 +12,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from services.common.errors import HypicError
 from services.common.telemetry import current_request_id, get_logger, set_request_id
+from services.common.tls import Identity, TlsFiles, server_credentials
 
 __all__ = [
     "CHUNK_BYTES",
     "LIVENESS",
     "READINESS",
     "HealthSwitch",
+    "cache_channel",
     "create_channel",
     "create_server",
     "request_metadata",
+    "serve_health",
+    "worker_channel",
 ]
 
 # Streams of blobs move this many bytes a message; measured faster than smaller or larger ones.
@@ -55,13 +59,27 @@ _SPREAD = ("dns:///", "ipv4:", "ipv6:")
 _SPREAD_OPTIONS = [*_CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin")]
 
 
-def create_channel(address: str) -> grpc.aio.Channel:
-    """A channel to one peer, without TLS. One a peer and process.
+def create_channel(address: str, security: tuple[grpc.ChannelCredentials, str] | None = None) -> grpc.aio.Channel:
+    """A channel to one peer. One a peer and process. security: credentials, and the name that the peer's certificate carries;
+    plain text without.
 
     `host:port` is one peer; `dns:///name:port` all addresses of the name (a headless service), over which calls are spread.
     """
     options = _SPREAD_OPTIONS if address.startswith(_SPREAD) else _CHANNEL_OPTIONS
-    return grpc.aio.insecure_channel(address, options=options)
+    if security is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    credentials, name = security
+    return grpc.aio.secure_channel(address, credentials, options=[*options, ("grpc.ssl_target_name_override", name)])
+
+
+def cache_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
+    """A channel to the cache service."""
+    return create_channel(address, None if identity is None else identity.cache_credentials())
+
+
+def worker_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
+    """A channel to a worker."""
+    return create_channel(address, None if identity is None else identity.worker_credentials())
 
 
 def request_metadata() -> tuple[tuple[str, str], ...]:
@@ -155,9 +173,12 @@ def _guard_stream(
 
 
 async def create_server(
-    register: Sequence[Callable[[grpc.aio.Server], None]], address: str, health_switch: HealthSwitch
+    register: Sequence[Callable[[grpc.aio.Server], None]],
+    address: str,
+    health_switch: HealthSwitch,
+    tls: TlsFiles | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """A started server without TLS, and the port that it listens on (useful with port 0).
+    """A started server, and the port that it listens on (useful with port 0). tls: plain text without.
 
     Raises:
         RuntimeError: the address cannot be bound.
@@ -166,7 +187,25 @@ async def create_server(
     for add_servicer in register:
         add_servicer(server)
     health_pb2_grpc.add_HealthServicer_to_server(health_switch.servicer, server)
-    port = server.add_insecure_port(address)
+    port = (
+        server.add_insecure_port(address) if tls is None else server.add_secure_port(address, server_credentials(tls))
+    )
     await health_switch.set_ready(False)
     await server.start()
     return server, port
+
+
+async def serve_health(address: str, health_switch: HealthSwitch) -> grpc.aio.Server | None:
+    """A started server of the health service alone, in plain text: probes of an orchestrator have no certificate. None
+    without an address.
+
+    Raises:
+        RuntimeError: the address cannot be bound.
+    """
+    if not address:
+        return None
+    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    health_pb2_grpc.add_HealthServicer_to_server(health_switch.servicer, server)
+    server.add_insecure_port(address)
+    await server.start()
+    return server

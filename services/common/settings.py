@@ -7,12 +7,15 @@ prefix that no field reads is a typing mistake, and stops the start.
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, NoReturn, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["ServiceSettings", "SettingsError"]
+from services.common.tls import Identity, TlsFiles, check_files
+
+__all__ = ["PeerSettings", "ServiceSettings", "SettingsError"]
 
 
 class SettingsError(Exception):
@@ -28,6 +31,31 @@ class ServiceSettings(BaseSettings):
         default="info", description="least level that is logged"
     )
     log_format: Literal["json", "console"] = Field(default="json", description="one JSON object a line, or plain lines")
+
+    tls_cert_file: Path | None = Field(
+        default=None,
+        description="PEM certificate with its chain, for mutual TLS with the other services; set all three files or none",
+    )
+    tls_key_file: Path | None = Field(default=None, description="PEM key of that certificate")
+    tls_ca_file: Path | None = Field(
+        default=None, description="PEM certificate of the authority that has signed every service's certificate"
+    )
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        given = (self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
+        if any(given) and not all(given):
+            raise ValueError("set all of tls_cert_file, tls_key_file and tls_ca_file, or none")
+        if self.tls is not None:
+            check_files(self.tls)
+        return self
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Files of mutual TLS; None where services speak in plain text."""
+        if self.tls_cert_file and self.tls_key_file and self.tls_ca_file:
+            return TlsFiles(self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
+        return None
 
     @classmethod
     def from_environment(cls, **overrides: object) -> Self:
@@ -66,6 +94,22 @@ class ServiceSettings(BaseSettings):
             (f"{prefix}{'_'.join(str(step) for step in fault['loc']).upper()}: " if fault["loc"] else "") + fault["msg"]
             for fault in error.errors()
         ]
+
+
+class PeerSettings(ServiceSettings):
+    """Of a service that calls others."""
+
+    tls_cache_name: str = Field(
+        default="hypic-cache", min_length=1, description="DNS name that the cache service's certificate must carry"
+    )
+    tls_worker_name: str = Field(
+        default="hypic-worker", min_length=1, description="DNS name that every worker's certificate must carry"
+    )
+
+    @property
+    def identity(self) -> Identity | None:
+        """For channels to others; None where services speak in plain text."""
+        return None if self.tls is None else Identity(self.tls, self.tls_cache_name, self.tls_worker_name)
 
 
 def _exit(message: str) -> NoReturn:

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
 
-from services.common.errors import InternalError, UnavailableError
+from services.common.errors import InternalError, InvalidRequestError, UnavailableError
 from services.common.telemetry import get_logger, new_request_id
 from services.router.deadline import Deadline
-from services.router.domain.checks import check_sampling
+from services.router.domain.checks import check_sampling, grammar_fault
 from services.router.domain.parts import Prompt
 from services.router.domain.placing import PlacedPrompt
 from services.router.domain.plan import PartPlan, Served
@@ -86,6 +86,10 @@ class Router:
                             has_started = True
                             yield event
                     return
+                except InvalidRequestError as error:
+                    if (fault := grammar_fault(request.sampling, str(error))) is None:
+                        raise
+                    raise fault from error
                 except UnavailableError as error:
                     if has_started:
                         raise

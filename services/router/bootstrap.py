@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,13 +16,14 @@ import uvloop
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from services.common.rpc import create_channel
+from services.common.rpc import cache_channel, worker_channel
 from services.common.telemetry import configure_logging, get_logger
 from services.router.adapters.auth import Gate
+from services.router.adapters.beside import serve_beside
 from services.router.adapters.clients import GrpcDirectory
 from services.router.adapters.discovery import find_named, find_registered, keep_finding
 from services.router.adapters.document_client import GrpcDocuments
-from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app
+from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app, create_operations_app
 from services.router.adapters.http_admin import AdminSurface
 from services.router.adapters.http_console import ConsoleSurface
 from services.router.adapters.http_documents import DocumentSurface
@@ -31,7 +33,7 @@ from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, Si
 from services.router.adapters.metrics import MeteredRouter, RouterMetrics
 from services.router.adapters.model_builder import build_model
 from services.router.adapters.parse import RequestParser
-from services.router.adapters.quotas import BoundedRouter
+from services.router.adapters.quotas import BoundedRouter, SheddingRouter
 from services.router.adapters.recording import RecordingRouter
 from services.router.adapters.store_client import GrpcStore
 from services.router.adapters.worker_pool import WorkerPool
@@ -40,8 +42,10 @@ from services.router.background import Background
 from services.router.captures import Capturer
 from services.router.choices import ChoosingRouter
 from services.router.domain.hedging import HedgePolicy
+from services.router.domain.rates import Rates
 from services.router.domain.recent import RecentRequests
-from services.router.domain.tenancy import Keys, hash_key
+from services.router.domain.shedding import SheddingPolicy
+from services.router.domain.tenancy import Keys, Quotas, hash_key
 from services.router.library import Library, LibraryServices
 from services.router.reuse import ReusePolicy, ReuseServices
 from services.router.settings import RouterSettings
@@ -87,6 +91,10 @@ def create_server(settings: RouterSettings) -> RouterServer:
         # Nothing here looks at a client's address, least of all at one that a header claims.
         proxy_headers=False,
         lifespan="on",
+        ssl_certfile=settings.http_tls_cert_file,
+        ssl_keyfile=settings.http_tls_key_file,
+        ssl_ca_certs=None if settings.http_tls_client_ca_file is None else str(settings.http_tls_client_ca_file),
+        ssl_cert_reqs=ssl.CERT_NONE if settings.http_tls_client_ca_file is None else ssl.CERT_REQUIRED,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_seconds)),
     )
     return RouterServer(config, draining)
@@ -95,60 +103,73 @@ def create_server(settings: RouterSettings) -> RouterServer:
 async def serve(settings: RouterSettings, listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, then finish the replies under way."""
     host, port = listener.getsockname()[:2]
-    get_logger().info("listening", address=f"http://{host}:{port}")
+    scheme = "http" if settings.http_tls_cert_file is None else "https"
+    get_logger().info("listening", address=f"{scheme}://{host}:{port}")
     await create_server(settings).serve(sockets=[listener])
 
 
 def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     """The application; its channels open with its lifespan, in the loop that serves it."""
-    cache_channel = create_channel(settings.cache_address)
-    pool = WorkerPool(partial(build_model, memo_bytes=settings.tokenizer_memo_bytes), settings.worker_silence_seconds)
-    find = find_named(settings.worker_places) if settings.workers else find_registered(cache_channel)
+    channel = cache_channel(settings.cache_address, settings.identity)
+    pool = WorkerPool(
+        partial(build_model, memo_bytes=settings.tokenizer_memo_bytes),
+        settings.worker_silence_seconds,
+        partial(worker_channel, identity=settings.identity),
+    )
+    find = find_named(settings.worker_places) if settings.workers else find_registered(channel)
     background = Background(settings.max_background_captures)
     policy = _reuse_policy(settings)
-    directory = GrpcDirectory(cache_channel)
+    directory = GrpcDirectory(channel)
     metrics = RouterMetrics(CollectorRegistry(), pool.states, settings.tenant_groups)
     capturer = Capturer(pool, _hedge_policy(settings), metrics)
     services = ReuseServices(directory, pool, capturer, background, policy)
-    gate = Gate(_keys(settings))
+    gate = Gate(_keys(settings), _usual_quotas(settings))
     limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
     recent = RecentRequests(settings.console_requests)
-    store = GrpcStore(cache_channel, settings.cache_timeout_seconds)
-    generator = MeteredRouter(
-        RecordingRouter(BoundedRouter(ChoosingRouter(Router(pool, services, limits).generate)), recent), metrics
-    )
+    store = GrpcStore(channel, settings.cache_timeout_seconds)
+    shedding = SheddingPolicy(settings.max_queue_seconds, settings.max_requests_per_worker)
+    answering = SheddingRouter(ChoosingRouter(Router(pool, services, limits).generate), pool.views, shedding)
+    bounded = BoundedRouter(answering)
+    generator = MeteredRouter(RecordingRouter(bounded, recent), metrics)
     surface = HttpSurface(
         generator,
         pool,
-        RequestParser(settings.completions_separator),
+        RequestParser(settings.completions_separator, settings.max_parts),
         metrics,
         draining,
         Door(gate, settings.max_body_bytes),
     )
-    documents = GrpcDocuments(cache_channel, settings.cache_timeout_seconds)
+    documents = GrpcDocuments(channel, settings.cache_timeout_seconds)
     library = Library(pool, LibraryServices(documents, documents, directory, pool, capturer, background, policy))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         finding = asyncio.create_task(keep_finding(find, pool.update, settings.worker_refresh_seconds))
         try:
-            yield
+            async with serve_beside(create_operations_app(surface), settings.operations_address):
+                yield
         finally:
             finding.cancel()
             with suppress(asyncio.CancelledError):
                 await finding
             await background.close(settings.cache_timeout_seconds)
             await pool.close()
-            await cache_channel.close()
+            await channel.close()
 
     pages = (
-        MessageSurface(generator, pool, metrics, gate, settings.max_body_bytes).routes(),
+        MessageSurface(generator, pool, metrics, Door(gate, settings.max_body_bytes), settings.max_parts).routes(),
         DocumentSurface(library, gate, settings.max_body_bytes).routes(),
         PinSurface(library, gate, settings.max_body_bytes).routes(),
         AdminSurface(store, gate).routes(),
         ConsoleSurface(gate, recent, pool, store).routes(),
     )
-    return create_http_app(surface, pages, lifespan)
+    return create_http_app(
+        surface,
+        pages,
+        lifespan,
+        has_metrics=not settings.operations_address,
+        max_header_bytes=settings.max_header_bytes,
+    )
 
 
 def _keys(settings: RouterSettings) -> Keys:
@@ -185,6 +206,11 @@ def main() -> None:
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
     return None
+
+
+def _usual_quotas(settings: RouterSettings) -> Quotas:
+    rates = Rates(settings.tenant_requests_per_minute, settings.tenant_tokens_per_minute)
+    return Quotas(max_requests_in_flight=settings.tenant_max_requests_in_flight, rates=rates)
 
 
 def _reuse_policy(settings: RouterSettings) -> ReusePolicy:

@@ -10,8 +10,6 @@ from services.router.reply import Done, ReplyEvent, Started
 
 __all__ = ["ChoosingRouter"]
 
-# Replies of one request that are under way at once; a worker's batch and its waiting line are for others too.
-_MOST_AT_ONCE = 16
 _SEEDS = 2**64
 
 
@@ -31,9 +29,9 @@ class _Single:
 class ChoosingRouter:
     """Runs every choice as a request of its own, and gives their events as they come.
 
-    Choices behind a prompt's first one begin when that one has been combined: they find the states that it has captured, and
-    its snapshots, so that of the prompt little more than the words that open the reply runs again. A seed counts up from
-    choice to choice.
+    Choices behind a prompt's first one begin when that one has been combined: they find the states that it has captured and
+    its snapshots, and run the live tokens behind these again, in one sweep where the worker waits for several. A seed counts
+    up from choice to choice.
     """
 
     def __init__(self, answer: Callable[[GenerationRequest], AsyncGenerator[ReplyEvent]]) -> None:
@@ -51,13 +49,13 @@ class ChoosingRouter:
                 async for event in events:
                     yield event
             return
-        async with aclosing(self._merge(list(_split(request)))) as merged:
+        async with aclosing(self._merge(list(_split(request)), request.num_at_once)) as merged:
             async for event in merged:
                 yield event
 
-    async def _merge(self, singles: list[_Single]) -> AsyncGenerator[ReplyEvent]:
-        events: asyncio.Queue[ReplyEvent | Exception] = asyncio.Queue(_MOST_AT_ONCE)
-        room = asyncio.Semaphore(_MOST_AT_ONCE)
+    async def _merge(self, singles: list[_Single], num_at_once: int) -> AsyncGenerator[ReplyEvent]:
+        events: asyncio.Queue[ReplyEvent | Exception] = asyncio.Queue(num_at_once)
+        room = asyncio.Semaphore(num_at_once)
         tasks = [asyncio.create_task(self._run(single, events, room)) for single in singles]
         num_left, has_started = len(singles), False
         try:

@@ -8,7 +8,8 @@ from typing import Annotated, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.common.settings import ServiceSettings
+from services.common.settings import PeerSettings
+from services.common.tls import TlsFiles, check_files
 from services.router.domain.tenancy import OTHER_TENANTS, PUBLIC_TENANT
 
 __all__ = ["RouterSettings"]
@@ -18,13 +19,28 @@ _GROUP = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class RouterSettings(ServiceSettings):
+class RouterSettings(PeerSettings):
     """Durations in seconds, sizes in bytes."""
 
     model_config = SettingsConfigDict(env_prefix="HYPIC_ROUTER_", frozen=True, extra="forbid")
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535, description="port of the API and of /metrics; 0 takes a free one")
+    operations_address: str = Field(
+        default="",
+        pattern=r"^(.+:\d+)?$",
+        description="host:port of a second listener, plain HTTP, for probes and Prometheus: /health/live, /health/ready and"
+        " /metrics, which the API's port then has no more; empty: all are on the API's port",
+    )
+    http_tls_cert_file: Path | None = Field(
+        default=None, description="PEM certificate with its chain of the API; without it the API is plain HTTP"
+    )
+    http_tls_key_file: Path | None = Field(default=None, description="PEM key of that certificate")
+    http_tls_client_ca_file: Path | None = Field(
+        default=None,
+        description="PEM certificate of the authority that clients' certificates must come from, as a gateway's; default:"
+        " clients need none. Probes then need operations_address",
+    )
     workers: str = Field(
         default="",
         description="host:port of the workers, with commas between; a name stands for every address that it has (a headless"
@@ -49,6 +65,27 @@ class RouterSettings(ServiceSettings):
     default_max_tokens: int = Field(default=1024, ge=1, description="length of a reply when the request names none")
 
     max_body_bytes: int = Field(default=32 << 20, ge=1, description="larger request bodies are refused with 413")
+    max_header_bytes: int = Field(default=64 << 10, ge=1024, description="larger request heads are refused with 431")
+    max_parts: int = Field(
+        default=4096,
+        ge=1,
+        description="messages, documents and content parts of a request together; more are refused with 400",
+    )
+    tenant_max_requests_in_flight: int = Field(
+        default=0, ge=0, description="of tenants for which the key file says nothing, at each router; 0 is no bound"
+    )
+    tenant_requests_per_minute: int = Field(default=0, ge=0, description="likewise; a minute's worth may come at once")
+    tenant_tokens_per_minute: int = Field(
+        default=0, ge=0, description="likewise, tokens of prompts and replies; a reply's are counted at its end"
+    )
+    max_queue_seconds: Seconds = Field(
+        default=60.0, description="requests are refused with 429 while every worker has work for longer than this"
+    )
+    max_requests_per_worker: int = Field(
+        default=256,
+        ge=1,
+        description="requests are refused with 429 while every worker that combines has so many, running or waiting",
+    )
     tokenizer_memo_bytes: int = Field(default=64 << 20, ge=1, description="memory for token ids of texts seen before")
 
     console_requests: int = Field(
@@ -116,6 +153,18 @@ class RouterSettings(ServiceSettings):
             raise ValueError(
                 f"host {self.host} is reached by other machines: set api_keys_file (see `hypic keys`) or api_key"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_http_tls(self) -> Self:
+        given = (self.http_tls_cert_file, self.http_tls_key_file)
+        if any(given) != all(given) or (self.http_tls_client_ca_file and not all(given)):
+            raise ValueError(
+                "set http_tls_cert_file and http_tls_key_file together; http_tls_client_ca_file needs both of them"
+            )
+        if self.http_tls_cert_file and self.http_tls_key_file:
+            authority = self.http_tls_client_ca_file or self.http_tls_cert_file
+            check_files(TlsFiles(self.http_tls_cert_file, self.http_tls_key_file, authority))
         return self
 
     @property

@@ -5,6 +5,7 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, aclosing, suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -14,6 +15,7 @@ from services.common.errors import InvalidRequestError, NotFoundError, Unavailab
 from services.worker.adapters import messages
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.grammars import GrammarCompiler
 from services.worker.adapters.metrics import TokenGaps, WorkerMetrics
 from services.worker.adapters.prompt_fetch import PromptFetch
 from services.worker.adapters.residency import Residency
@@ -107,6 +109,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._transfers = transfers
         self._metrics = metrics
         self._running = _RunningCalls()
+        self._grammars = GrammarCompiler(served.tokenizer_json, served.spec.vocab_size, served.stop_token_ids)
         self._sender = StateSender(residency.tiers, residency.receipt_of, ByteBudget(place.fetch_bytes))
 
     async def drain(self, seconds: float) -> None:
@@ -142,6 +145,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         counted = self._running.begin()
         self._transfers.use(wanted)
         try:
+            job = replace(job, grammar=await self._grammars.compile(request))
             await self._residency.forget_ordered(ordered)
             fetch = PromptFetch(await self._transfers.plan(wanted) if self._place.moves_states else {})
             await self._engine.call(Submit(fetch.mark(job)))

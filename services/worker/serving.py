@@ -9,13 +9,14 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 from hypic.v1 import cache_pb2
 from hypic.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from prometheus_client import CollectorRegistry
 
-from services.common.rpc import HealthSwitch, create_channel, create_server
+from services.common.rpc import HealthSwitch, cache_channel, create_server, serve_health, worker_channel
 from services.common.telemetry import get_logger, serve_metrics
 from services.worker.adapters.blob_tiers import BlobTiers
 from services.worker.adapters.byte_budget import ByteBudget
@@ -93,13 +94,17 @@ async def _serve(
     engine = EngineThread(lambda: build_engine(settings, served, place), ended.on_engine_death, lead)
     if not await ended.outlives(engine.start()):
         return await ended.wait()
-    channel = create_channel(settings.cache_address)
+    channel = cache_channel(settings.cache_address, settings.identity)
     worker = _assemble(settings, served, engine, channel, stores)
     num_kept = await worker.residency.take_back()
     health = HealthSwitch()
     server, port = await create_server(
-        [lambda server: add_WorkerServiceServicer_to_server(worker.service, server)], settings.listen_address, health
+        [lambda server: add_WorkerServiceServicer_to_server(worker.service, server)],
+        settings.listen_address,
+        health,
+        settings.tls,
     )
+    probed = await serve_health(settings.health_address, health)
     serve_metrics(worker.registry, settings.metrics_host, settings.metrics_port)
     tasks = [asyncio.create_task(worker.residency.keep_reporting()), asyncio.create_task(worker.keep_gauges())]
     await health.set_ready(True)
@@ -110,6 +115,8 @@ async def _serve(
     if status == 0:
         await worker.service.drain(settings.drain_seconds)
     await server.stop(_LEAVING_SECONDS if status == 0 else 0.0)
+    if probed is not None:
+        await probed.stop(0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -212,7 +219,9 @@ def _assemble(
     tiers = BlobTiers(served, stores, metrics)
     states = TieredStates(engine, served, tiers)
     residency = Residency(engine, CacheClient(channel, identity), tier, states)
-    peers = PeerStates(served, settings.reached_at, ByteBudget(settings.fetch_bytes), settings.shares_memory)
+    connect = partial(worker_channel, identity=settings.identity)
+    budget = ByteBudget(settings.fetch_bytes)
+    peers = PeerStates(served, settings.reached_at, budget, settings.shares_memory, connect)
     transfers = Transfers(engine, served, states, peers, residency, metrics, settings.fetch_seconds)
     place = WorkerPlace(
         settings.worker_id,

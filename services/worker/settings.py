@@ -7,14 +7,14 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.common.settings import ServiceSettings
+from services.common.settings import PeerSettings
 
 __all__ = ["WorkerSettings"]
 
 _MIB = 1 << 20
 
 
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(PeerSettings):
     """Everything that an operator may set."""
 
     model_config = SettingsConfigDict(env_prefix="HYPIC_WORKER_")
@@ -34,6 +34,12 @@ class WorkerSettings(ServiceSettings):
         description="what the worker does: prefill (captures), combine (combines and decodes), or both",
     )
     listen_address: str = Field(default="127.0.0.1:7102", description="host:port of the gRPC server")
+    health_address: str = Field(
+        default="",
+        pattern=r"^(.+:\d+)?$",
+        description="host:port of a second server that answers health probes alone, in plain text; empty: only the gRPC"
+        " server answers them",
+    )
     advertise_address: str | None = Field(
         default=None, description="where others reach this worker; default: listen_address"
     )

@@ -15,6 +15,7 @@ from services.common.errors import UnavailableError
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.engine.command_wire import decode, encode
 from services.worker.engine.commands import Cancel, Command, Drop, Submit, SubmitCapture
+from services.worker.engine.grammar import TokenGrammar
 from services.worker.engine.leading import Lead, Orders, RankError, follow
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
@@ -37,7 +38,10 @@ KEY, SNAPSHOT = bytes(range(32)), bytes(32)
 
 def request(heard: Heard, temperature: float = 0.0, seed: int | None = None) -> GenerateRequest:
     parts = (PromptPart(SEGMENT, Serving.SEGMENT, KEY), PromptPart(QUESTION))
-    options = SamplingOptions(6, temperature, top_p=0.9, top_k=50, seed=seed, stop_ids=frozenset({500, 400}))
+    options = SamplingOptions(
+        6, temperature, top_p=0.9, top_k=50, seed=seed, stop_ids=frozenset({500, 400}), logprobs=2, min_p=0.01,
+        logit_bias=((3, 1.5), (9, -2.0)), repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=-0.5,
+    )  # fmt: skip
     return GenerateRequest("asked", parts, options, heard.events.append, b"prefix", (SnapshotOrder(SNAPSHOT, 1),))
 
 
@@ -119,8 +123,10 @@ def test_a_follower_ends_where_its_leader_is(make: EngineMaker, ends: tuple[sock
     leader, orders, drawn, heard = Leader(make, ends[0]), Orders(ends[1]), list[int](), Heard()
 
     class Noting(Sampler):
-        def __init__(self, options: SamplingOptions, prompt_ids: Iterable[int] = ()) -> None:
-            super().__init__(options, prompt_ids)
+        def __init__(
+            self, options: SamplingOptions, prompt_ids: Iterable[int] = (), grammar: TokenGrammar | None = None
+        ) -> None:
+            super().__init__(options, prompt_ids, grammar)
             self._told = orders.create_sampler(options)
 
         def draw(self, logits: torch.Tensor, likeliest: Likeliest) -> int:

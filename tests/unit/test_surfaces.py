@@ -36,9 +36,10 @@ SURFACES = {
         "OverloadedError", "UnavailableError", "error_from_code", "error_from_status", "status_code",
     ],
     "services.common.rpc": [
-        "CHUNK_BYTES", "LIVENESS", "READINESS", "HealthSwitch", "create_channel", "create_server", "request_metadata",
+        "CHUNK_BYTES", "LIVENESS", "READINESS", "HealthSwitch", "cache_channel", "create_channel", "create_server",
+        "request_metadata", "serve_health", "worker_channel",
     ],
-    "services.common.settings": ["ServiceSettings", "SettingsError"],
+    "services.common.settings": ["PeerSettings", "ServiceSettings", "SettingsError"],
     "services.common.telemetry": [
         "configure_logging", "current_request_id", "get_logger", "new_request_id", "serve_metrics", "set_request_id",
     ],

@@ -14,7 +14,7 @@ from services.router.adapters.anthropic_schema import (
 )
 from services.router.adapters.documents import LocatedDocument, refuse_conflicts
 from services.router.adapters.fields import read, read_object
-from services.router.adapters.parse import ParsedRequest, read_content, reuse_options
+from services.router.adapters.parse import ParsedRequest, check_parts, read_content, reuse_options
 from services.router.adapters.tool_schema import read_tools
 from services.router.domain.request import (
     ChatPrompt,
@@ -32,14 +32,14 @@ from services.router.domain.tools import ToolCall, json_text
 __all__ = ["parse_messages", "parse_prompt"]
 
 
-def parse_messages(body: object, caller: Caller) -> ParsedRequest:
+def parse_messages(body: object, caller: Caller, max_parts: int) -> ParsedRequest:
     """A body of `/v1/messages`.
 
     Raises:
         PromptError: it is malformed or asks for what cannot be honoured; names the field.
     """
     asked = read(MessagesBody, read_object(body, ""), "")
-    prompt = _prompt(asked)
+    prompt = _prompt(asked, max_parts)
     request = GenerationRequest(
         model=asked.model,
         prompt=prompt,
@@ -53,23 +53,25 @@ def parse_messages(body: object, caller: Caller) -> ParsedRequest:
         options=reuse_options(asked.hypic),
         namespace=replace(caller.namespace(), salt=asked.cache_salt or ""),
         max_in_flight=caller.quotas.max_requests_in_flight,
+        rates=caller.quotas.rates,
     )
     may_call = asked.tool_choice is None or asked.tool_choice.type == "auto"
     ignored = tuple(sorted(asked.model_extra or {}))
     return ParsedRequest(request, bool(asked.stream), True, ignored, prompt.tools if may_call else ())
 
 
-def parse_prompt(body: object) -> tuple[str, ChatPrompt]:
+def parse_prompt(body: object, max_parts: int) -> tuple[str, ChatPrompt]:
     """A body of `/v1/messages/count_tokens`: the model and the prompt.
 
     Raises:
         PromptError: it is malformed; names the field.
     """
     asked = read(CountBody, read_object(body, ""), "")
-    return asked.model, _prompt(asked)
+    return asked.model, _prompt(asked, max_parts)
 
 
-def _prompt(asked: CountBody) -> ChatPrompt:
+def _prompt(asked: CountBody, max_parts: int) -> ChatPrompt:
+    check_parts(asked.messages, (), max_parts)
     located: list[LocatedDocument] = []
     messages: list[Message] = []
     if asked.system is not None:

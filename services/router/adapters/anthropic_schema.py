@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from services.router.adapters.fields import Strict
 from services.router.adapters.schema import BREAKPOINT, CacheControl, HypicOptions
-from services.router.adapters.shapes import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, list_of, ref
+from services.router.adapters.shapes import MAX_TOOLS, list_of, ref
 
 __all__ = [
     "ANTHROPIC_SHAPES",
@@ -21,10 +21,10 @@ __all__ = [
 ]
 
 _TEXT = {"type": "string"}
-_SYSTEM = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("TextPart"), 1, MAX_PARTS), {"type": "null"}]})
-_BLOCKS = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("MessageBlock"), 1, MAX_PARTS)]})
-_RESULT = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("ContentPart"), 1, MAX_PARTS), {"type": "null"}]})
-_MESSAGES = WithJsonSchema(list_of(ref("AnthropicMessage"), 1, MAX_MESSAGES))
+_SYSTEM = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("TextPart"), 1), {"type": "null"}]})
+_BLOCKS = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("MessageBlock"), 1)]})
+_RESULT = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("ContentPart"), 1), {"type": "null"}]})
+_MESSAGES = WithJsonSchema(list_of(ref("AnthropicMessage"), 1))
 _TOOLS = WithJsonSchema(list_of(ref("AnthropicTool"), 0, MAX_TOOLS))
 # Choices of shapes that no model holds, for the OpenAPI document.
 ANTHROPIC_SHAPES: dict[str, Any] = {
@@ -92,9 +92,7 @@ class CountBody(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="allow", frozen=True)
 
     model: str = Field(description="The served model's name, as `GET /v1/models` tells it.")
-    messages: Annotated[list[Any], Field(min_length=1, max_length=MAX_MESSAGES), _MESSAGES] = Field(
-        description="The conversation."
-    )
+    messages: Annotated[list[Any], Field(min_length=1), _MESSAGES] = Field(description="The conversation.")
     system: Annotated[Any, _SYSTEM] = Field(default=None, description="The system's text.")
     tools: Annotated[list[Any], Field(max_length=MAX_TOOLS), _TOOLS] | None = Field(
         default=None, description="Functions that the model may call; together they are a segment."

@@ -1,6 +1,7 @@
 """From a request's headers to its caller."""
 
 import base64
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -11,10 +12,11 @@ __all__ = ["Gate", "require"]
 
 
 class Gate:
-    """Lets callers pass that have a key and its scope."""
+    """Lets callers pass that have a key and its scope. usual: bounds of tenants for which the keys name none."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, usual: Quotas | None = None) -> None:
         self._keys = keys
+        self._usual = usual or Quotas()
 
     def admit(self, request: Request, scope: Scope) -> Caller:
         """The caller.
@@ -33,7 +35,7 @@ class Gate:
                 {"www-authenticate": "Bearer", "x-should-retry": "false"},
             )
         require(caller, scope)
-        return caller
+        return replace(caller, quotas=caller.quotas.or_else(self._usual))
 
     def admit_browser(self, request: Request, scope: Scope) -> Caller:
         """The caller of a page: a browser asks for a name, which is not looked at, and takes the key as the password.
@@ -52,11 +54,11 @@ class Gate:
                 {"www-authenticate": 'Basic realm="hypic console", charset="UTF-8"', "x-should-retry": "false"},
             )
         require(caller, scope)
-        return caller
+        return replace(caller, quotas=caller.quotas.or_else(self._usual))
 
     def quotas_of(self, tenant: str) -> Quotas:
         """The bounds of any tenant."""
-        return self._keys.quotas_of(tenant)
+        return self._keys.quotas_of(tenant).or_else(self._usual)
 
 
 def require(caller: Caller, scope: Scope) -> None:

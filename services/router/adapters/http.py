@@ -17,7 +17,7 @@ from services.router.adapters.auth import Gate
 from services.router.adapters.body import read_json
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.metrics import Generator, RouterMetrics
-from services.router.adapters.middleware import RequestIds, install_error_handlers
+from services.router.adapters.middleware import HeadLimit, RequestIds, install_error_handlers
 from services.router.adapters.openapi import describe, install_openapi
 from services.router.adapters.parse import ParsedRequest, RequestParser
 from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead, WholeChoice
@@ -35,7 +35,7 @@ from services.router.domain.tenancy import Caller, Scope
 from services.router.reply import Delta, Done
 from services.router.served_model import Models
 
-__all__ = ["Door", "Draining", "HttpSurface", "create_http_app"]
+__all__ = ["Door", "Draining", "HttpSurface", "create_http_app", "create_operations_app"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,6 @@ class HttpSurface:
         routes.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"], **_CHAT)
         routes.add_api_route("/v1/completions", self.completions, methods=["POST"], **_COMPLETIONS)
         routes.add_api_route("/v1/models", self.list_models, methods=["GET"], **_MODELS)
-        routes.add_api_route("/health/live", self.live, methods=["GET"], **_LIVE)
-        routes.add_api_route("/health/ready", self.ready, methods=["GET"], **_READY)
-        routes.add_api_route("/metrics", self.metrics, methods=["GET"], include_in_schema=False)
         return routes
 
     async def chat_completions(self, request: Request) -> Response:
@@ -240,17 +237,41 @@ def create_http_app(
     surface: HttpSurface,
     pages: Sequence[APIRouter],
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+    *,
+    has_metrics: bool = True,
+    max_header_bytes: int = 1 << 16,
 ) -> FastAPI:
-    """The ASGI application; `pages`: further endpoints."""
+    """The ASGI application; `pages`: further endpoints. has_metrics: False where another listener serves them."""
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     # They read their bodies themselves: the framework's reading of parameters would only take time. They stand among the
     # surface's routes too, for the OpenAPI document.
     app.router.add_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])
     app.router.add_route("/v1/completions", surface.completions, methods=["POST"])
-    app.include_router(surface.routes())
+    routes = surface.routes()
+    _add_operations(routes, surface, has_metrics=has_metrics)
+    app.include_router(routes)
     for page in pages:
         app.include_router(page)
     install_openapi(app, version("hypic"))
     install_error_handlers(app)
+    app.add_middleware(HeadLimit, max_bytes=max_header_bytes)
     app.add_middleware(RequestIds)
     return app
+
+
+def create_operations_app(surface: HttpSurface) -> FastAPI:
+    """What probes and Prometheus ask for, and nothing else."""
+    app = FastAPI(title="hypic router operations", openapi_url=None, redirect_slashes=False)
+    routes = APIRouter()
+    _add_operations(routes, surface, has_metrics=True)
+    app.include_router(routes)
+    install_error_handlers(app)
+    return app
+
+
+def _add_operations(routes: APIRouter, surface: HttpSurface, *, has_metrics: bool) -> None:
+    """Endpoints of those who run the router; they need no key."""
+    routes.add_api_route("/health/live", surface.live, methods=["GET"], **_LIVE)
+    routes.add_api_route("/health/ready", surface.ready, methods=["GET"], **_READY)
+    if has_metrics:
+        routes.add_api_route("/metrics", surface.metrics, methods=["GET"], include_in_schema=False)

@@ -1,5 +1,6 @@
 """The one mapping of errors to OpenAI's envelope."""
 
+import math
 from collections.abc import Mapping
 
 from services.common.errors import (
@@ -11,6 +12,7 @@ from services.common.errors import (
 from services.router.domain.errors import RouterError
 from services.router.domain.lifecycle import DirectoryLostError, DocumentNotFoundError
 from services.router.domain.pins import PinRefusedError
+from services.router.domain.rates import TooBusyError
 from services.router.domain.request import PromptError
 
 __all__ = ["HttpError", "http_error"]
@@ -62,6 +64,9 @@ def http_error(error: Exception) -> HttpError:
         return HttpError(503, "server_error", message, "cache_unavailable", None, _RETRY)
     if isinstance(error, InvalidRequestError):
         return HttpError(400, "invalid_request_error", message, "invalid_request", None, _DO_NOT_RETRY)
+    if isinstance(error, TooBusyError):
+        wait = {"retry-after": str(math.ceil(error.retry_after_seconds))}
+        return HttpError(429, "rate_limit_error", message, error.code, None, wait)
     if isinstance(error, OverloadedError):
         return HttpError(429, "rate_limit_error", message, "overloaded", None, _RETRY)
     if isinstance(error, UnavailableError):

@@ -8,8 +8,8 @@ from fastapi.responses import JSONResponse
 from services.common.telemetry import current_request_id
 from services.router.adapters.anthropic_parse import parse_messages, parse_prompt
 from services.router.adapters.anthropic_replies import MessageWriter
-from services.router.adapters.auth import Gate
 from services.router.adapters.body import read_json
+from services.router.adapters.http import Door
 from services.router.adapters.http_errors import HttpError
 from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.openapi import describe
@@ -55,13 +55,13 @@ class MessageSurface:
     """`/v1/messages`."""
 
     def __init__(
-        self, generator: Generator, models: Models, metrics: RouterMetrics, gate: Gate, max_body_bytes: int
+        self, generator: Generator, models: Models, metrics: RouterMetrics, door: Door, max_parts: int
     ) -> None:
         self._generator = generator
         self._models = models
         self._metrics = metrics
-        self._gate = gate
-        self._max_body_bytes = max_body_bytes
+        self._door = door
+        self._max_parts = max_parts
 
     def routes(self) -> APIRouter:
         """Where the endpoints stand."""
@@ -85,8 +85,8 @@ class MessageSurface:
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
-        self._gate.admit(request, Scope.GENERATE)
-        name, prompt = parse_prompt(await read_json(request, self._max_body_bytes))
+        self._door.gate.admit(request, Scope.GENERATE)
+        name, prompt = parse_prompt(await read_json(request, self._door.max_body_bytes), self._max_parts)
         model = self._models.require()
         model.check_name(name)
         assembled = await asyncio.to_thread(model.assembler.assemble, prompt)
@@ -94,8 +94,8 @@ class MessageSurface:
 
     async def _parse(self, request: Request) -> ParsedRequest:
         try:
-            caller = self._gate.admit(request, Scope.GENERATE)
-            return parse_messages(await read_json(request, self._max_body_bytes), caller)
+            caller = self._door.gate.admit(request, Scope.GENERATE)
+            return parse_messages(await read_json(request, self._door.max_body_bytes), caller, self._max_parts)
         except (HttpError, PromptError) as error:
             self._metrics.count_error(error)
             raise

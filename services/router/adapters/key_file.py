@@ -3,6 +3,8 @@
 [tenants.acme]
 max_requests_in_flight = 8
 max_state_bytes = 1_000_000_000
+requests_per_minute = 600
+tokens_per_minute = 2_000_000
 
 [[keys]]
 name = "acme-backend"
@@ -21,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.common.telemetry import get_logger
 from services.router.domain.errors import RouterError
+from services.router.domain.rates import Rates
 from services.router.domain.tenancy import PUBLIC_TENANT, ApiKey, Caller, KeyRing, Quotas, Scope
 
 __all__ = ["FileKeys", "KeyFileError", "NoKeys", "SingleKey", "load_keys"]
@@ -42,6 +45,12 @@ class _Closed(BaseModel):
 class _Tenant(_Closed):
     max_requests_in_flight: Bound = 0
     max_state_bytes: Bound = 0
+    requests_per_minute: Bound = 0
+    tokens_per_minute: Bound = 0
+
+    def quotas(self) -> Quotas:
+        rates = Rates(self.requests_per_minute, self.tokens_per_minute)
+        return Quotas(self.max_requests_in_flight, self.max_state_bytes, rates)
 
 
 class _Key(_Closed):
@@ -75,7 +84,7 @@ def load_keys(path: Path) -> KeyRing:
             raise KeyFileError(f"{path}: keys.{index}.tenant: no key belongs to {PUBLIC_TENANT!r}; give one `admin`")
     return KeyRing(
         tuple(ApiKey(key.name, key.tenant, bytes.fromhex(key.sha256), frozenset(key.scopes)) for key in content.keys),
-        {name: Quotas(each.max_requests_in_flight, each.max_state_bytes) for name, each in content.tenants.items()},
+        {name: each.quotas() for name, each in content.tenants.items()},
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from services.router.adapters.fields import Closed
-from services.router.adapters.shapes import MAX_PARTS, TEXT_PARTS
+from services.router.adapters.shapes import TEXT_PARTS
 
 __all__ = ["DocumentBody", "InvalidateBody", "PinBody"]
 
@@ -20,7 +20,7 @@ class DocumentBody(Closed):
     )
     title: Annotated[str, Field(max_length=4096)] | None = Field(default=None, description="A line ahead of the text.")
     text: str | None = Field(default=None, description="The text; either this or `parts`.")
-    parts: Annotated[list[Any], Field(min_length=1, max_length=MAX_PARTS), TEXT_PARTS] | None = Field(
+    parts: Annotated[list[Any], Field(min_length=1), TEXT_PARTS] | None = Field(
         default=None, description="Texts that are joined."
     )
     tags: Annotated[list[Tag], Field(max_length=32)] = Field(default=[], description="Names to invalidate it by.")

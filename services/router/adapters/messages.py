@@ -21,7 +21,7 @@ from services.router.domain.ports import (
     TokenLogprobs,
     Tokens,
 )
-from services.router.domain.request import Namespace, Sampling
+from services.router.domain.request import Grammar, Namespace, Sampling
 from services.router.domain.unmeasured import UNMEASURED
 from services.router.domain.workers import CaptureSpeed, CombineSpeed, Role, TransferSpeed, WorkerSpeeds
 
@@ -200,12 +200,21 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
             for part in order.parts
         ],
         sampling=_sampling(order.sampling, order.stop_token_ids),
+        grammar=_grammar(order.sampling.grammar),
         prefix_key=order.prefix_key,
         snapshots=[
             worker_pb2.SnapshotRequest(key=each.key, after_part=each.after_part, ticket=_ticket_ref(each.ticket))
             for each in order.snapshots
         ],
     )
+
+
+def _grammar(grammar: Grammar | None) -> worker_pb2.Grammar | None:
+    if grammar is None:
+        return None
+    message = worker_pb2.Grammar()
+    setattr(message, grammar.kind.value, grammar.source)
+    return message
 
 
 def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...]) -> worker_pb2.Sampling:

@@ -16,7 +16,7 @@ from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.streaming import ClientGoneError
 from services.router.domain.errors import RouterError
 
-__all__ = ["RequestIds", "install_error_handlers"]
+__all__ = ["HeadLimit", "RequestIds", "install_error_handlers"]
 
 _MAX_REQUEST_ID = 128
 # Where errors and request ids are as Anthropic's clients read them.
@@ -50,6 +50,32 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class HeadLimit:
+    """Refuses requests whose headers and path are larger than a limit: no key, and no document, needs as much."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http":
+            size = sum(len(name) + len(value) for name, value in scope["headers"])
+            size += len(scope.get("raw_path") or b"") + len(scope["query_string"])
+            if size > self._max_bytes:
+                error = HttpError(
+                    431,
+                    "invalid_request_error",
+                    f"the request's head is larger than {self._max_bytes} bytes",
+                    "request_head_too_large",
+                    None,
+                    {"x-should-retry": "false"},
+                )
+                await JSONResponse(error.envelope(), error.status, error.headers)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _is_valid(request_id: str) -> bool:

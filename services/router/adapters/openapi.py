@@ -27,7 +27,10 @@ from services.router.adapters.schema import (
     CompletionBody,
     DocumentFields,
     DocumentPart,
+    JsonSchemaFormat,
     MessageBody,
+    ResponseFormat,
+    StructuredOutputs,
     TextPart,
 )
 from services.router.adapters.shapes import ref
@@ -60,6 +63,9 @@ _BODIES: tuple[type[BaseModel], ...] = (
     PinBody,
     TextPart,
     ToolBody,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuredOutputs,
 )
 _ERRORS = {
     400: "The request must be changed; `param` names the field.",

@@ -11,6 +11,7 @@ from services.router.adapters.documents import (
     refuse_conflicts,
 )
 from services.router.adapters.fields import read, read_object
+from services.router.adapters.grammars import read_grammar
 from services.router.adapters.schema import (
     REMEDIES,
     UNSUPPORTED,
@@ -23,7 +24,7 @@ from services.router.adapters.schema import (
     StopText,
     TextPart,
 )
-from services.router.adapters.shapes import MAX_PARTS, MAX_PROMPTS
+from services.router.adapters.shapes import MAX_PROMPTS
 from services.router.adapters.tool_schema import allows_calls, read_calls, read_tools
 from services.router.domain.request import (
     ChatPrompt,
@@ -42,7 +43,7 @@ from services.router.domain.request import (
 from services.router.domain.tenancy import Caller
 from services.router.domain.tools import Tool
 
-__all__ = ["ParsedRequest", "RequestParser", "read_content", "reuse_options"]
+__all__ = ["ParsedRequest", "RequestParser", "check_parts", "read_content", "reuse_options"]
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -71,10 +72,11 @@ class ParsedRequest:
 
 
 class RequestParser:
-    """Reads bodies; `completions_separator` is empty when it is off."""
+    """Reads bodies; `completions_separator` is empty when it is off. max_parts: messages, documents and content parts of one."""
 
-    def __init__(self, completions_separator: str) -> None:
+    def __init__(self, completions_separator: str, max_parts: int = 4096) -> None:
         self._separator = completions_separator
+        self._max_parts = max_parts
 
     def parse_chat(self, body: object, caller: Caller) -> ParsedRequest:
         """A body of `/v1/chat/completions`.
@@ -85,6 +87,7 @@ class RequestParser:
         raw = read_object(body, "")
         chat = read(ChatBody, raw, "")
         _refuse_unsupported(raw)
+        check_parts(chat.messages, chat.documents or (), self._max_parts)
         documents = [_document(each, f"documents[{i}]") for i, each in enumerate(chat.documents or [])]
         located = list(documents)
         messages = tuple(_message(each, f"messages[{i}]", located) for i, each in enumerate(chat.messages))
@@ -123,6 +126,7 @@ def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, sampling: Samplin
         options=reuse_options(body.hypic),
         namespace=replace(caller.namespace(), salt=body.cache_salt or ""),
         max_in_flight=caller.quotas.max_requests_in_flight,
+        rates=caller.quotas.rates,
         num_choices=body.n or 1,
     )
     if body.stream_options and not body.stream:
@@ -130,6 +134,22 @@ def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, sampling: Samplin
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     ignored = tuple(sorted(set(body.model_extra or {}) - set(UNSUPPORTED)))
     return ParsedRequest(request, bool(body.stream), include_usage, ignored)
+
+
+def check_parts(messages: Sequence[Any], documents: Sequence[Any], most: int) -> None:
+    """Refuse a prompt of more messages, documents and content parts together, ahead of looking at each of them.
+
+    Raises:
+        PromptError: it has more.
+    """
+    contents = [each.get("content") for each in messages if isinstance(each, dict)]
+    found = len(messages) + len(documents) + sum(len(each) for each in contents if isinstance(each, list))
+    if found > most:
+        raise PromptError(
+            f"the request has {found} messages, documents and content parts; this server takes {most}",
+            param="documents" if len(documents) > most // 2 else "messages",
+            code="too_many_parts",
+        )
 
 
 def reuse_options(given: HypicOptions | None) -> ReuseOptions:
@@ -171,6 +191,7 @@ def _sampling(body: SharedBody, max_tokens: int | None) -> Sampling:
         min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        grammar=read_grammar(body),
     )
 
 
@@ -226,8 +247,6 @@ def read_content(
         return [Text("")]
     if not isinstance(value, list) or not value:
         raise PromptError(f"{path} must be a string or a list of parts", param=path, code="invalid_type")
-    if len(value) > MAX_PARTS:
-        raise PromptError(f"{path} may hold at most {MAX_PARTS} parts, not {len(value)}", param=path)
     parts = [(f"{path}[{index}]", part) for index, part in enumerate(value)]
     return [_content_part(part, where, located) for where, part in parts if not beside or part.get("type") != beside]
 

@@ -16,13 +16,17 @@ from services.router.adapters.shapes import (
     DATA,
     DOCUMENT,
     DOCUMENTS,
-    MAX_DOCUMENTS,
-    MAX_MESSAGES,
+    GUIDED_CHOICE,
+    GUIDED_JSON,
+    GUIDED_TEXT,
     MAX_TOOLS,
     MESSAGES,
     PROMPT,
+    RESPONSE_FORMAT,
+    SCHEMA_FORMAT,
     SOURCE,
     STOPS,
+    STRUCTURED,
     TOOL_CHOICE,
     TOOLS,
 )
@@ -41,12 +45,15 @@ __all__ = [
     "DocumentFields",
     "DocumentPart",
     "HypicOptions",
+    "JsonSchemaFormat",
     "Marked",
     "MessageBody",
     "PartOptions",
+    "ResponseFormat",
     "SharedBody",
     "StopList",
     "StopText",
+    "StructuredOutputs",
     "TextPart",
 ]
 
@@ -60,16 +67,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
 }
 
 
@@ -196,6 +197,14 @@ class SharedBody(BaseModel):
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = Field(
         default=None, description="The same seed draws the same tokens."
     )
+    response_format: Annotated[Any, RESPONSE_FORMAT] = Field(default=None, description="What the reply is.")
+    structured_outputs: Annotated[Any, STRUCTURED] = Field(default=None, description="vLLM's form of the same.")
+    guided_json: Annotated[Any, GUIDED_JSON] = Field(default=None, description="The reply keeps to this JSON Schema.")
+    guided_regex: Annotated[Any, GUIDED_TEXT] = Field(
+        default=None, description="The reply is of this regular expression."
+    )
+    guided_choice: Annotated[Any, GUIDED_CHOICE] = Field(default=None, description="The reply is one of these texts.")
+    guided_grammar: Annotated[Any, GUIDED_TEXT] = Field(default=None, description="The reply is of this grammar.")
     n: Annotated[int, Field(ge=1, le=16)] | None = Field(default=None, description="How many choices; 1 by default.")
     stop: Annotated[Any, STOPS] = Field(default=None, description="Texts that end the reply and are no part of it.")
     stream: bool | None = Field(default=None, description="The reply comes in server-sent events.")
@@ -216,10 +225,8 @@ class SharedBody(BaseModel):
 class ChatBody(SharedBody):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Any], Field(min_length=1, max_length=MAX_MESSAGES), MESSAGES] = Field(
-        description="The conversation."
-    )
-    documents: Annotated[list[Any], Field(max_length=MAX_DOCUMENTS), DOCUMENTS] | None = Field(
+    messages: Annotated[list[Any], Field(min_length=1), MESSAGES] = Field(description="The conversation.")
+    documents: Annotated[list[Any], DOCUMENTS] | None = Field(
         default=None, description="Segments that stand in the last user message ahead of its text, in this order."
     )
     tools: Annotated[list[Any], Field(max_length=MAX_TOOLS), TOOLS] | None = Field(
@@ -257,6 +264,33 @@ class StopText(Strict):
     """The string form of `stop`."""
 
     stop: Stop
+
+
+class ResponseFormat(Strict):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"] = Field(description="What the reply is.")
+    json_schema: Annotated[Any, SCHEMA_FORMAT] = Field(default=None, description="The schema that it keeps to.")
+
+
+class JsonSchemaFormat(Strict):
+    """Its `json_schema`; strict or not, the schema is kept to."""
+
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema", description="The JSON Schema.")]
+    name: str | None = Field(default=None, description="Accepted, without effect.")
+    strict: bool | None = Field(default=None, description="Accepted, without effect.")
+
+
+class StructuredOutputs(Closed):
+    """vLLM's `structured_outputs`, and what its `guided_` parameters hold."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json", description="A JSON Schema, or its text.")] = None
+    json_object: bool | None = Field(default=None, description="Any JSON object.")
+    regex: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="A regular expression.")
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = Field(
+        default=None, description="One of these texts."
+    )
+    grammar: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="A grammar.")
 
 
 class MessageBody(Strict):

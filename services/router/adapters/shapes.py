@@ -10,16 +10,19 @@ __all__ = [
     "DATA",
     "DOCUMENT",
     "DOCUMENTS",
+    "GUIDED_CHOICE",
+    "GUIDED_JSON",
+    "GUIDED_TEXT",
     "MAX_CALLS",
-    "MAX_DOCUMENTS",
-    "MAX_MESSAGES",
-    "MAX_PARTS",
     "MAX_PROMPTS",
     "MAX_TOOLS",
     "MESSAGES",
     "PROMPT",
+    "RESPONSE_FORMAT",
+    "SCHEMA_FORMAT",
     "SOURCE",
     "STOPS",
+    "STRUCTURED",
     "TEXT_PARTS",
     "TOOLS",
     "TOOL_CHOICE",
@@ -27,9 +30,6 @@ __all__ = [
     "ref",
 ]
 
-MAX_DOCUMENTS = 1024
-MAX_MESSAGES = 4096
-MAX_PARTS = 2048
 MAX_TOOLS = 128
 MAX_PROMPTS = 32
 MAX_CALLS = 128
@@ -51,12 +51,12 @@ def list_of(item: dict[str, Any], fewest: int = 0, most: int | None = None) -> d
 _TEXT = {"type": "string"}
 _STOP = {"type": "string", "minLength": 1, "maxLength": 256}
 
-CONTENT = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("ContentPart"), 1, MAX_PARTS), {"type": "null"}]})
+CONTENT = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("ContentPart"), 1), {"type": "null"}]})
 TOOLS = WithJsonSchema(list_of(ref("ToolBody"), 0, MAX_TOOLS))
 TOOL_CHOICE = WithJsonSchema({"enum": ["none", "auto", None]})
 CALLS = WithJsonSchema({"anyOf": [list_of(ref("CallBody"), 0, MAX_CALLS), {"type": "null"}]})
-MESSAGES = WithJsonSchema(list_of(ref("Message"), 1, MAX_MESSAGES))
-DOCUMENTS = WithJsonSchema(list_of(ref("Document"), 0, MAX_DOCUMENTS))
+MESSAGES = WithJsonSchema(list_of(ref("Message"), 1))
+DOCUMENTS = WithJsonSchema(list_of(ref("Document")))
 STOPS = WithJsonSchema({"anyOf": [_STOP, list_of(_STOP, 0, 4), {"type": "null"}]})
 PROMPT = WithJsonSchema(
     {"anyOf": [{"type": "string", "minLength": 1}, list_of({"type": "string", "minLength": 1}, 1, MAX_PROMPTS)]}
@@ -64,4 +64,10 @@ PROMPT = WithJsonSchema(
 DATA = WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, ref("CohereData")]})
 DOCUMENT = WithJsonSchema({"anyOf": [ref("Document"), {"type": "null"}]})
 SOURCE = WithJsonSchema({"anyOf": [ref("AnthropicSource"), {"type": "null"}]})
-TEXT_PARTS = WithJsonSchema(list_of({"anyOf": [_TEXT, ref("TextPart")]}, 1, MAX_PARTS))
+TEXT_PARTS = WithJsonSchema(list_of({"anyOf": [_TEXT, ref("TextPart")]}, 1))
+RESPONSE_FORMAT = WithJsonSchema({"anyOf": [ref("ResponseFormat"), {"type": "null"}]})
+SCHEMA_FORMAT = WithJsonSchema({"anyOf": [ref("JsonSchemaFormat"), {"type": "null"}]})
+STRUCTURED = WithJsonSchema({"anyOf": [ref("StructuredOutputs"), {"type": "null"}]})
+GUIDED_JSON = WithJsonSchema({"anyOf": [{"type": "object"}, _TEXT, {"type": "null"}]})
+GUIDED_TEXT = WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]})
+GUIDED_CHOICE = WithJsonSchema({"anyOf": [list_of({"type": "string", "minLength": 1}, 1, 1024), {"type": "null"}]})

@@ -9,7 +9,6 @@ from enum import StrEnum
 import grpc
 
 from services.common.errors import HypicError
-from services.common.rpc import create_channel
 from services.common.telemetry import get_logger
 from services.router.adapters.clients import Description, GrpcWorker, Report
 from services.router.adapters.worker_load import WorkerLoad
@@ -58,6 +57,7 @@ class WorkerLink:
     def __init__(
         self,
         address: str,
+        channel: grpc.aio.Channel,
         accept: Callable[["WorkerLink", Description], Awaitable[str]],
         note: Callable[["WorkerLink"], None],
         silence_seconds: float,
@@ -68,7 +68,7 @@ class WorkerLink:
         self.description: Description | None = None
         self.load = WorkerLoad()
         self._speeds = UNMEASURED
-        self._channel = create_channel(address)
+        self._channel = channel
         self.worker = GrpcWorker(self._channel)
         self._accept = accept
         self._note = note

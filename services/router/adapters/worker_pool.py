@@ -8,7 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 
+import grpc
+
 from services.common.errors import UnavailableError
+from services.common.rpc import create_channel
 from services.router.adapters.clients import Description, GrpcWorker
 from services.router.adapters.worker_link import LinkState, WorkerLink
 from services.router.domain.ports import Source, Work
@@ -28,7 +31,13 @@ class WorkerPool:
     until the last of those is gone.
     """
 
-    def __init__(self, build: Callable[[Description], ServedModel], silence_seconds: float) -> None:
+    def __init__(
+        self,
+        build: Callable[[Description], ServedModel],
+        silence_seconds: float,
+        connect: Callable[[str], grpc.aio.Channel] = create_channel,
+    ) -> None:
+        self._connect = connect
         self._build = build
         self._silence_seconds = silence_seconds
         self._links: dict[str, WorkerLink] = {}
@@ -41,7 +50,9 @@ class WorkerPool:
     def update(self, addresses: Collection[str]) -> None:
         """Follow these addresses. One that is named no more is given up as soon as its worker does not answer."""
         for address in sorted(set(addresses) - set(self._links)):
-            self._links[address] = WorkerLink(address, self._accept, self._note, self._silence_seconds)
+            self._links[address] = WorkerLink(
+                address, self._connect(address), self._accept, self._note, self._silence_seconds
+            )
         gone = [link for address, link in self._links.items() if address not in addresses]
         for link in gone:
             if link.state not in (LinkState.READY, LinkState.DRAINING):

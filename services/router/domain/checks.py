@@ -2,7 +2,10 @@
 
 from services.router.domain.request import PromptError, Sampling
 
-__all__ = ["check_sampling"]
+__all__ = ["check_sampling", "grammar_fault"]
+
+# As the worker begins such a refusal.
+_GRAMMAR = "grammar: "
 
 
 def check_sampling(sampling: Sampling, max_tokens: int, vocab_size: int) -> None:
@@ -22,3 +25,11 @@ def check_sampling(sampling: Sampling, max_tokens: int, vocab_size: int) -> None
             raise PromptError(
                 f"{param}: the model has no token {max(token_ids)}; ids lie below {vocab_size}", param=param
             )
+
+
+def grammar_fault(sampling: Sampling, message: str) -> PromptError | None:
+    """The client's error of a worker's refusal, if it is the grammar that was refused."""
+    if sampling.grammar is None or not message.startswith(_GRAMMAR):
+        return None
+    param = sampling.grammar.param
+    return PromptError(f"{param}: {message.removeprefix(_GRAMMAR)}", param=param, code="invalid_grammar")

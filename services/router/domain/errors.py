@@ -7,6 +7,7 @@ RouterError
 ├── DirectoryLostError the cache service does not answer a call about documents
 ├── DocumentNotFoundError  nothing is known of a document
 ├── PinRefusedError    pins would keep more than they may
+├── TooBusyError       a tenant, or everybody, asks for more than is let in
 ├── KeyFileError       the file of API keys cannot be read
 ├── HttpError          an error as the client sees it
 └── ClientGoneError    the client closed the connection before it had its reply

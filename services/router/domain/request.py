@@ -6,6 +6,7 @@ from enum import StrEnum
 from blake3 import blake3
 
 from services.router.domain.errors import RouterError
+from services.router.domain.rates import NO_RATES, Rates
 from services.router.domain.tools import Tool, ToolCall
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Content",
     "Document",
     "GenerationRequest",
+    "Grammar",
+    "GrammarKind",
     "Message",
     "Namespace",
     "PromptError",
@@ -24,6 +27,10 @@ __all__ = [
     "Text",
     "TextPrompt",
 ]
+
+
+# A worker's batch and its waiting line are for other requests too.
+_MOST_AT_ONCE = 16
 
 
 class PromptError(RouterError):
@@ -131,6 +138,24 @@ class ReuseOptions:
     explain: bool = False
 
 
+class GrammarKind(StrEnum):
+    """The notations of a grammar."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICES = "choices"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a reply is held to; `param` is the field that says it. The source of choices is a JSON list."""
+
+    kind: GrammarKind
+    source: str
+    param: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 keeps all, `max_tokens` None fills the context.
@@ -154,6 +179,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def all_stop_token_ids(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """The tokens that end the reply, from the model's own."""
@@ -173,7 +199,8 @@ class Namespace:
 class GenerationRequest:
     """One request, whichever endpoint it came through.
 
-    `max_in_flight`: how many requests its tenant may have under way at once; 0 is no bound. num_choices: replies to each
+    `max_in_flight`: how many requests its tenant may have under way at once; 0 is no bound.
+    `rates`: how many in a minute. num_choices: replies to each
     prompt; further_prompts: answered beside the first one.
     """
 
@@ -184,6 +211,7 @@ class GenerationRequest:
     options: ReuseOptions
     namespace: Namespace
     max_in_flight: int = 0
+    rates: Rates = NO_RATES
     num_choices: int = 1
     further_prompts: tuple[TextPrompt, ...] = ()
 
@@ -191,3 +219,8 @@ class GenerationRequest:
     def num_replies(self) -> int:
         """Choices of all prompts."""
         return self.num_choices * (1 + len(self.further_prompts))
+
+    @property
+    def num_at_once(self) -> int:
+        """How many of them are under way at a time, which is what the request counts for in its tenant's bound."""
+        return min(self.num_replies, _MOST_AT_ONCE, self.max_in_flight or _MOST_AT_ONCE)

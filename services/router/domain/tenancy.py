@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from services.router.domain.rates import NO_RATES, Rates
 from services.router.domain.request import Namespace
 
 __all__ = ["OTHER_TENANTS", "PUBLIC_TENANT", "ApiKey", "Caller", "KeyRing", "Keys", "Quotas", "Scope", "hash_key"]
@@ -27,10 +28,23 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Bounds of a tenant; 0 is none. Requests in flight are counted by each router for itself."""
+    """Bounds of a tenant; 0 is none. Requests in flight and in a minute are counted by each router for itself."""
 
     max_requests_in_flight: int = 0
     max_state_bytes: int = 0
+    rates: Rates = NO_RATES
+
+    def or_else(self, usual: "Quotas") -> "Quotas":
+        """These, with the usual ones where there is none."""
+        rates = Rates(
+            self.rates.requests_per_minute or usual.rates.requests_per_minute,
+            self.rates.tokens_per_minute or usual.rates.tokens_per_minute,
+        )
+        return Quotas(
+            self.max_requests_in_flight or usual.max_requests_in_flight,
+            self.max_state_bytes or usual.max_state_bytes,
+            rates,
+        )
 
 
 @dataclass(frozen=True, slots=True)

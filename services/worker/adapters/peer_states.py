@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +49,15 @@ class PeerStates:
     its host to give planes through memory.
     """
 
-    def __init__(self, served: ServedModel, own_address: str, budget: ByteBudget, shares_memory: bool) -> None:
+    def __init__(
+        self,
+        served: ServedModel,
+        own_address: str,
+        budget: ByteBudget,
+        shares_memory: bool,
+        connect: Callable[[str], grpc.aio.Channel] = create_channel,
+    ) -> None:
+        self._connect = connect
         self._served = served
         self._own_host = _host(own_address)
         self._budget = budget
@@ -122,7 +130,7 @@ class PeerStates:
 
     def _channel(self, source: Source) -> grpc.aio.Channel:
         if source.address not in self._channels:
-            self._channels[source.address] = create_channel(source.address)
+            self._channels[source.address] = self._connect(source.address)
         return self._channels[source.address]
 
     async def close(self) -> None:

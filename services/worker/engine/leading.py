@@ -18,6 +18,7 @@ import torch
 
 from services.worker.engine.command_wire import decode, encode
 from services.worker.engine.commands import Command
+from services.worker.engine.grammar import TokenGrammar
 from services.worker.engine.loop import Engine
 from services.worker.engine.sampling import Likeliest, Sampler, SamplingOptions
 from services.worker.errors import WorkerError
@@ -60,9 +61,11 @@ class Lead:
         for follower in self._followers:
             follower.close()
 
-    def create_sampler(self, options: SamplingOptions, prompt_ids: Iterable[int] = ()) -> Sampler:
+    def create_sampler(
+        self, options: SamplingOptions, prompt_ids: Iterable[int] = (), grammar: TokenGrammar | None = None
+    ) -> Sampler:
         """Draws, and says what was drawn."""
-        return _TellingSampler(options, prompt_ids, self)
+        return _TellingSampler(options, prompt_ids, grammar, self)
 
     def token(self, token: int) -> None:
         """A token was drawn."""
@@ -103,7 +106,9 @@ class Orders:
         kind, size = _HEAD.unpack(self._read(_HEAD.size))
         return _Kind(kind.decode()), self._read(size)
 
-    def create_sampler(self, options: SamplingOptions, prompt_ids: Iterable[int] = ()) -> Sampler:
+    def create_sampler(
+        self, options: SamplingOptions, prompt_ids: Iterable[int] = (), grammar: TokenGrammar | None = None
+    ) -> Sampler:
         """Draws what the leader drew."""
         return _ToldSampler(options, self)
 
@@ -140,8 +145,10 @@ class Orders:
 
 
 class _TellingSampler(Sampler):
-    def __init__(self, options: SamplingOptions, prompt_ids: Iterable[int], lead: Lead) -> None:
-        super().__init__(options, prompt_ids)
+    def __init__(
+        self, options: SamplingOptions, prompt_ids: Iterable[int], grammar: TokenGrammar | None, lead: Lead
+    ) -> None:
+        super().__init__(options, prompt_ids, grammar)
         self._lead = lead
 
     def draw(self, logits: torch.Tensor, likeliest: Likeliest) -> int:

@@ -296,7 +296,7 @@ class Engine:
     def _start_decoding(self, prompts: Sequence[AdmittedPrompt], logits: torch.Tensor) -> None:
         for prompt, own, likeliest in zip(prompts, logits, find_likeliest(logits), strict=True):
             request = prompt.request
-            sampler = self._create_sampler(request.sampling, request.prompt_ids)
+            sampler = self._create_sampler(request.sampling, request.prompt_ids, request.grammar)
             running = RunningRequest(request, prompt.combine.prompt, sampler)
             request.sink(
                 PrefilledEvent(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
+from services.worker.engine.grammar import TokenGrammar
 from services.worker.engine.logprobs import TokenLogprobs
 from services.worker.engine.sampling import SamplingOptions
 from services.worker.engine.transfer import IncomingState
@@ -174,7 +175,7 @@ class GenerateRequest:
     """Combine parts and decode. `sink` gets every event, on the engine's thread.
 
     One `CaptureEvent` a segment that a part orders to capture comes ahead of the `PrefilledEvent`, and a `FetchEvent` for every
-    state that is to be brought from elsewhere.
+    state that is to be brought from elsewhere. grammar: what the reply is held to, where the sampler draws itself.
     """
 
     request_id: str
@@ -183,6 +184,7 @@ class GenerateRequest:
     sink: Callable[[GenerateEvent], None]
     prefix_key: bytes = b""
     snapshots: tuple[SnapshotOrder, ...] = ()
+    grammar: TokenGrammar | None = None
 
     @property
     def prompt_ids(self) -> Iterator[int]:

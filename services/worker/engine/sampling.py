@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from services.worker.engine.grammar import TokenGrammar
+
 __all__ = [
     "Likeliest",
     "LogitEdits",
@@ -84,14 +86,17 @@ def find_likeliest(logits: torch.Tensor) -> list[Likeliest]:
 
 
 class LogitEdits:
-    """What a request asks to change in its logits ahead of a draw: stop tokens held off, biases, penalties.
+    """What a request asks to change in its logits ahead of a draw: its grammar, stop tokens held off, biases, penalties.
 
     In vLLM's order and with its definitions: the repetition penalty counts the prompt too, the others only the reply. Holds
     what has been seen and drawn, all of it this request's own, and on the CPU.
     """
 
-    def __init__(self, options: SamplingOptions, prompt_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, options: SamplingOptions, prompt_ids: Iterable[int] = (), grammar: TokenGrammar | None = None
+    ) -> None:
         self._options = options
+        self._grammar = grammar
         self._num_drawn = 0
         self._is_counting = any((options.presence_penalty, options.frequency_penalty, options.repetition_penalty != 1))
         self._seen_ids = list(dict.fromkeys(prompt_ids)) if options.repetition_penalty != 1 else []
@@ -103,10 +108,16 @@ class LogitEdits:
     @property
     def changes(self) -> bool:
         """The next token's logits may not stay as they are."""
-        return self._is_counting or bool(self._options.logit_bias) or self._holds_off
+        return self._is_counting or bool(self._options.logit_bias) or self._holds_off or self._grammar is not None
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """The changed logits, from fp64 ones `[vocabulary]` on the CPU, which may be overwritten."""
+        """The changed logits, from fp64 ones `[vocabulary]` on the CPU, which may be overwritten.
+
+        Raises:
+            ValueError: the grammar cannot be followed.
+        """
+        if self._grammar is not None:
+            logits.masked_fill_(~self._grammar.allowed(), float("-inf"))
         if self._holds_off:
             logits[self._stops] = float("-inf")
         logits[self._biased] += self._bias
@@ -123,6 +134,8 @@ class LogitEdits:
     def note(self, token: int) -> None:
         """A token has been drawn from what `apply` gave last."""
         self._num_drawn += 1
+        if self._grammar is not None:
+            self._grammar.accept(token)
         if self._is_counting:
             self._seen[token] = True
             self._counts[token] += 1
@@ -142,9 +155,11 @@ class LogitEdits:
 class Sampler:
     """Draws one request's tokens. The same seed and logits give the same tokens, whatever else is in the batch."""
 
-    def __init__(self, options: SamplingOptions, prompt_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, options: SamplingOptions, prompt_ids: Iterable[int] = (), grammar: TokenGrammar | None = None
+    ) -> None:
         self._options = options
-        self._edits = LogitEdits(options, prompt_ids)
+        self._edits = LogitEdits(options, prompt_ids, grammar)
         self._generator = torch.Generator()
         if options.seed is None:
             self._generator.seed()
@@ -155,7 +170,8 @@ class Sampler:
         """A token from fp32 logits `[vocabulary]`, whose largest is known; they stay as they are.
 
         Raises:
-            ValueError: a logit is no number, the largest is infinite, or no token is left to be drawn.
+            ValueError: a logit is no number, the largest is infinite, no token is left to be drawn, or the grammar cannot be
+                followed.
         """
         if not math.isfinite(likeliest.logit):
             raise ValueError("the model's logits are not finite; its weights or dtype cannot represent this prompt")
@@ -166,7 +182,7 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor) -> int:
         # The generator lives on the CPU, so that a seed means the same on every device. A copy: edits overwrite it.
-        wide = self._edits.apply(logits.to("cpu", torch.float64, copy=True))
+        wide = self._edits.apply(logits.cpu().to(torch.float64, copy=True))
         if not math.isfinite(largest := float(wide.max())):
             raise ValueError("no token is left to be drawn; ask for less min_tokens or logit_bias")
         if self._options.temperature == 0.0:
@@ -197,5 +213,5 @@ class Sampler:
         return torch.zeros_like(weights).scatter(0, indices, ordered.masked_fill(outside, 0.0))
 
 
-# From options and the prompt's tokens.
-CreateSampler = Callable[[SamplingOptions, Iterable[int]], Sampler]
+# From options, the prompt's tokens and the reply's grammar.
+CreateSampler = Callable[[SamplingOptions, Iterable[int], TokenGrammar | None], Sampler]

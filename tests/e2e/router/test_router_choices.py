@@ -164,3 +164,20 @@ def test_what_fails_one_choice_fails_the_request(stack: RouterStack) -> None:
         stack.worker.dies_after_tokens = -1
     wait_until(lambda: stack.worker.num_running == 0 and not stack.cache.leases)
     assert stack.http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_a_grammar_that_the_worker_refuses_names_its_field(client: openai.OpenAI, stack: RouterStack) -> None:
+    stack.worker.refuses_grammars = True
+    try:
+        asked = {
+            "guided_regex": {"guided_regex": "a"},
+            "structured_outputs.choice": {"structured_outputs": {"choice": ["a"]}},
+        }
+        for field, extra in asked.items():
+            with pytest.raises(openai.BadRequestError, match="the stub honours none") as refused:
+                client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, extra_body=extra)
+            assert (refused.value.param, refused.value.code) == (field, "invalid_grammar")
+    finally:
+        stack.worker.refuses_grammars = False
+    client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, extra_body={"guided_regex": "a"})
+    assert stack.worker.requests[-1].grammar.regex == "a"

@@ -99,9 +99,9 @@ def test_examples_are_served(stack: RouterStack, document: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("field", "body"),
     [
-        ("documents", {"documents": ["x"] * 1025}),
+        ("documents", {"documents": ["x"] * 4096}),
         ("messages", {"messages": [{"role": "user", "content": "x"}] * 4097}),
-        ("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 2049}]}),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 4096}]}),
     ],
 )
 def test_counts_are_bounded(stack: RouterStack, field: str, body: dict[str, Any]) -> None:
@@ -109,7 +109,10 @@ def test_counts_are_bounded(stack: RouterStack, field: str, body: dict[str, Any]
     response = stack.http.post("/v1/chat/completions", json=base | body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
-    assert "at most" in response.json()["error"]["message"]
+    assert "4096" in response.json()["error"]["message"]
+    if "documents" not in body:
+        counted = stack.http.post("/v1/messages/count_tokens", json={"model": MODEL_NAME} | body)
+        assert "4096" in counted.json()["error"]["message"]
 
 
 def test_request_ids_come_back_and_are_made(stack: RouterStack) -> None:

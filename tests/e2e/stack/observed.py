@@ -8,7 +8,7 @@ from tests.e2e.stack.asking import CHAT, ask, body, document
 from tests.e2e.stack.callers import Client, client_of
 from tests.e2e.stack.served import ServedStack, wait_until
 
-__all__ = ["OBSERVED_KEYS", "Observed", "observe", "observed_variables"]
+__all__ = ["OBSERVED_KEYS", "Observed", "ask_superseded", "observe", "observed_variables"]
 
 OBSERVED_KEYS = {
     "acme": ("acme", '"generate", "documents"'),
@@ -46,6 +46,12 @@ def observed_variables(folder: Path) -> dict[str, str]:
     }
 
 
+def ask_superseded(caller: Client) -> list[str]:
+    """Bring another text than the registered one: why the document is computed in place."""
+    answer = ask(caller, [{"id": "renewed"} | document("old text", 60)])
+    return [part["reason"] for part in answer.segments]
+
+
 def observe(stack: ServedStack) -> Observed:
     """Traffic: cold and warm requests of two tenants that push each other out, every mode, and errors."""
     clients = {name: client_of(name, stack.model, stack.base_url) for name in OBSERVED_KEYS}
@@ -59,6 +65,8 @@ def observe(stack: ServedStack) -> Observed:
     ask(clients["acme"], documents[3:6][::-1], messages=messages)
     ask(clients["acme"], documents[:2], question, reuse="off")
     ask(clients["acme"], [document("observed live")], question, cold="live")
+    clients["acme"].call("POST", "/v1/documents", json={"id": "renewed", "text": document("new text", 60)["text"]})
+    assert ask_superseded(clients["acme"]) == ["superseded"]
     too_long = body(clients["acme"], [], question, max_tokens=10**6)
     assert clients["acme"].http.post(CHAT, json=too_long).status_code == 400
     # Gauges and reports are a second old.

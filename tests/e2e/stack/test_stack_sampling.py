@@ -1,9 +1,13 @@
 """Sampling parameters where tokens matter: the served model against transformers, and each parameter's effect."""
 
+import json
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import openai
 import pytest
 import torch
@@ -11,6 +15,7 @@ from tokenizers import Tokenizer
 
 from tests.e2e.stack.served import ServedStack
 
+MESSAGES: Any = [{"role": "user", "content": "When does the museum open?"}]
 PROMPT = "The museum in the old harbour opens"
 
 
@@ -98,3 +103,57 @@ def test_penalties_and_biases_change_the_reply(client: openai.OpenAI, stack: Ser
     assert count(logit_bias={str(word): 100}) == 8
     assert count(logit_bias={str(word): -100}) == 0
     assert count(logit_bias={str(word): 100}, repetition_penalty=100) == 1
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "museum": {"type": "string", "maxLength": 8},
+        "opens": {"type": "integer", "minimum": 0, "maximum": 23},
+        "days": {"type": "array", "items": {"enum": ["Mon", "Tue"]}, "maxItems": 2},
+    },
+    "required": ["museum", "opens", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(("temperature", "strict"), [(0.0, True), (1.5, False)])
+def test_replies_keep_to_a_json_schema(
+    client: openai.OpenAI, stack: ServedStack, temperature: float, strict: bool
+) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "opening", "schema": SCHEMA, "strict": strict}}
+    reply = client.chat.completions.create(
+        model=stack.model, messages=MESSAGES, response_format=form, temperature=temperature, seed=3, n=2, max_tokens=400
+    )
+    for choice in reply.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema_rs.validator_for(SCHEMA).validate(json.loads(choice.message.content or ""))
+
+
+def test_other_grammars_and_a_neighbour_that_has_none(client: openai.OpenAI, stack: ServedStack) -> None:
+    def ask(extra: dict[str, object]) -> str:
+        reply = client.chat.completions.create(
+            model=stack.model, messages=MESSAGES, temperature=0, max_tokens=40, extra_body=extra
+        )
+        return reply.choices[0].message.content or ""
+
+    plain = ask({})
+    fields: list[dict[str, object]] = [
+        {"guided_regex": "[0-9]{2}:[0-9]{2}"},
+        {"structured_outputs": {"choice": ["in the morning", "at noon"]}},
+        {"guided_grammar": 'root ::= "at " [0-9] " pm"'},
+        {},
+    ]
+    with ThreadPoolExecutor() as pool:
+        matched, chosen, spoken, beside = pool.map(ask, fields)
+    assert re.fullmatch("[0-9]{2}:[0-9]{2}", matched)
+    assert chosen in ("in the morning", "at noon")
+    assert re.fullmatch("at [0-9] pm", spoken)
+    assert beside == plain
+
+
+def test_a_schema_that_cannot_be_honoured_names_its_field(client: openai.OpenAI, stack: ServedStack) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:
+        client.chat.completions.create(model=stack.model, messages=MESSAGES, response_format=form)
+    assert (refused.value.param, refused.value.code) == ("response_format.json_schema.schema", "invalid_grammar")

@@ -13,6 +13,7 @@ from services.common.settings import SettingsError
 from services.router.adapters.http import Draining
 from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey, load_keys
 from services.router.bootstrap import create_app
+from services.router.domain.rates import Rates
 from services.router.domain.tenancy import Caller, Quotas, Scope, hash_key
 from services.router.settings import RouterSettings
 
@@ -194,3 +195,43 @@ def test_the_command_shows_the_section_without_a_file() -> None:
     done = CliRunner().invoke(app, ["keys", "new", "--tenant", "acme"])
     assert hash_key(done.stdout.strip()).hex() in done.stderr
     assert done.stdout.strip() not in done.stderr
+
+
+def test_the_command_sets_limits_in_place_of_those_before(path: Path) -> None:
+    path.write_text('# Ours.\n[tenants.other]\nmax_state_bytes = 5\n\n[tenants."acme"]\nmax_requests_in_flight = 3\n')
+    runner = CliRunner()
+    runner.invoke(app, ["keys", "new", "--file", str(path), "--tenant", "acme"])
+    done = runner.invoke(
+        app,
+        [
+            "keys",
+            "limit",
+            "--file",
+            str(path),
+            "--tenant",
+            "acme",
+            "--requests-per-minute",
+            "60",
+            "--tokens-per-minute",
+            "9",
+        ],
+    )
+    assert done.exit_code == 0
+    ring = load_keys(path)
+    assert ring.quotas_of("acme") == Quotas(rates=Rates(60, 9))
+    assert ring.quotas_of("other") == Quotas(max_state_bytes=5)
+    assert len(ring.keys) == 1
+    assert path.read_text().startswith("# Ours.")
+
+
+def test_limits_of_the_file_go_before_the_usual_ones() -> None:
+    usual = Quotas(4, 0, Rates(10, 20))
+    assert Quotas(0, 7, Rates(99, 0)).or_else(usual) == Quotas(4, 7, Rates(99, 20))
+
+
+def test_the_command_does_not_start_in_the_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends before it listens, and says what to do."""
+    monkeypatch.setenv("HYPIC_ROUTER_HOST", "0.0.0.0")
+    done = CliRunner().invoke(app, ["router"])
+    assert done.exit_code == 2
+    assert "host 0.0.0.0 is reached by other machines: set api_keys_file" in done.stderr

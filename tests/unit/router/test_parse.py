@@ -9,7 +9,10 @@ from services.router.domain.request import (
     ChatPrompt,
     Cold,
     Document,
+    Grammar,
+    GrammarKind,
     Namespace,
+    PromptError,
     Reuse,
     Role,
     Sampling,
@@ -137,3 +140,58 @@ def test_several_prompts() -> None:
     request = RequestParser("<sep>").parse_completion(body, CALLER).request
     assert (request.prompt, request.further_prompts) == (TextPrompt(("one",)), (TextPrompt(("two", "three")),))
     assert request.num_replies == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"structured_outputs": {}}, None),
+        (
+            {"response_format": {"type": "json_object"}},
+            Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}', "response_format"),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}}},
+            Grammar(GrammarKind.JSON_SCHEMA, '{"const": 1}', "response_format.json_schema.schema"),
+        ),
+        ({"guided_json": {"const": 1}}, Grammar(GrammarKind.JSON_SCHEMA, '{"const": 1}', "guided_json")),
+        (
+            {"structured_outputs": {"json": '{"const":1}'}},
+            Grammar(GrammarKind.JSON_SCHEMA, '{"const": 1}', "structured_outputs.json"),
+        ),
+        ({"guided_regex": "a+"}, Grammar(GrammarKind.REGEX, "a+", "guided_regex")),
+        ({"guided_choice": ["a", "b"]}, Grammar(GrammarKind.CHOICES, '["a", "b"]', "guided_choice")),
+        (
+            {"structured_outputs": {"grammar": 'start: "a"'}},
+            Grammar(GrammarKind.GRAMMAR, 'start: "a"', "structured_outputs.grammar"),
+        ),
+    ],
+)
+def test_what_holds_a_reply(asked: dict[str, Any], grammar: Grammar | None) -> None:
+    assert PARSER.parse_chat(BASE | asked, CALLER).request.sampling.grammar == grammar
+
+
+SAMPLING_FIELDS = (
+    "n min_p presence_penalty frequency_penalty repetition_penalty logit_bias min_tokens ignore_eos stop_token_ids logprobs"
+    " top_logprobs response_format structured_outputs guided_json guided_regex guided_choice guided_grammar prompt"
+).split()
+ODD_VALUES: list[Any] = [
+    True, False, 0, -1, 1, 17, 2**31, 2**64, -(2**64), 0.5, 1e-300, 1e308, "", "x", "\x00", "\ud800", "null", "[]", "{", [],
+    [None], [[]], [1, 2], ["x"], [{}], {}, {"": ""}, {"1": 1e300}, {"1": None}, {"type": "json_schema", "json_schema": []},
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {"schema": "\ud800"}}, {"json": "\ud800"}, {"regex": "\ud800"}, {"choice": "x"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLING_FIELDS)
+def test_odd_values_are_read_or_refused_in_words(name: str) -> None:
+    named, num_read = set[str](), 0
+    for value in ODD_VALUES:
+        for parse, body in ((PARSER.parse_chat, BASE), (PARSER.parse_completion, {"model": "m", "prompt": "x"})):
+            try:
+                num_read += parse(body | {name: value}, CALLER).request.num_replies
+            except PromptError as error:
+                named.add(error.param.split(".")[0].split("[")[0])
+    assert named == {name}
+    assert num_read
