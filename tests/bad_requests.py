@@ -58,7 +58,12 @@ def _bad_chats(model: str, context_length: int) -> list[BadRequest]:
         ("messages[0]", {"messages": ["hello"]}),
         ("messages[0].role", {"messages": [{"content": "x"}]}),
         ("messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
-        ("messages[0].role", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}),
+        ("messages[0].tool_call_id", {"messages": [{"role": "tool", "content": "x", "tool_call_id": 1}]}),
+        ("messages[0].tool_calls", {"messages": [user | {"tool_calls": [_call("{}")]}]}),
+        ("messages[0].tool_calls[0].function", {"messages": [_calls({"id": "1", "type": "function"})]}),
+        ("messages[0].tool_calls[0].function.arguments", {"messages": [_calls(_call("[1]"))]}),
+        ("messages[0].tool_calls[0].function.arguments", {"messages": [_calls(_call('{"a": '))]}),
+        ("messages[0].tool_calls[0].function.arguments", {"messages": [_calls(_call('{"a": "\\ud800"}'))]}),
         ("messages[0].role", {"messages": [{"role": "<|im_start|>", "content": "x"}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": 7}]}),
@@ -93,6 +98,14 @@ def _bad_chats(model: str, context_length: int) -> list[BadRequest]:
         ("n", {"n": 0}),
         ("n", {"n": 17}),
         ("n", {"n": True}),
+        # Neither the stub's chat template nor the demo model's writes tools.
+        ("tools", {"tools": [_tool("f")]}),
+        ("messages", {"messages": [user, _calls(_call("{}")), user]}),
+        ("tools", {"tools": "f"}),
+        ("tools", {"tools": [_tool(f"f{index}") for index in range(129)]}),
+        ("tools[0].type", {"tools": [{"type": "retrieval"}]}),
+        ("tools[0].function.name", {"tools": [_tool("two words")]}),
+        ("tools[1].function.name", {"tools": [_tool("f"), _tool("f")]}),
         ("logprobs", {"logprobs": 1}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         ("top_logprobs", {"top_logprobs": 2}),
@@ -105,8 +118,9 @@ def _bad_chats(model: str, context_length: int) -> list[BadRequest]:
         ("stop_token_ids", {"stop_token_ids": [-1]}),
         ("stop_token_ids", {"stop_token_ids": [2**30]}),
         ("stop_token_ids", {"stop_token_ids": [1] * 65}),
-        ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
         ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        ("parallel_tool_calls", {"parallel_tool_calls": False}),
         ("response_format.type", {"response_format": {"type": "xml"}}),
         ("response_format", {"response_format": "json"}),
         ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
@@ -158,6 +172,18 @@ def _bad_chats(model: str, context_length: int) -> list[BadRequest]:
     ]
 
 
+def _tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _calls(call: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _call(arguments: str) -> dict[str, Any]:
+    return {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
 def _bad_documents(model: str) -> list[BadRequest]:
     user = {"role": "user", "content": "hello"}
     lists: list[tuple[str, object]] = [
@@ -175,6 +201,8 @@ def _bad_documents(model: str) -> list[BadRequest]:
         ("documents[1].id", [{"text": "x", "id": "a"}, {"text": "y", "id": "a"}]),
         ("documents[0].data", [{"data": 5}]),
         ("documents[0].data.text", [{"data": {"title": "x"}}]),
+        ("documents[0].data.text", [{"data": {"text": "", "author": "x"}}]),
+        ("documents[0].data.tags", [{"data": {"text": "x", "tags": ["y"]}}]),
     ]
     parts: list[tuple[str, dict[str, Any]]] = [
         ("content[0].text", {}),

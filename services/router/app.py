@@ -53,7 +53,8 @@ class Router:
         arrival = time.monotonic()
         has_started = False
         try:
-            model = self._require(request.model, self._models.require())
+            model = self._models.require()
+            model.check_name(request.model)
             async with aclosing(self._answer(request, model, deadline, arrival)) as events:
                 async for event in events:
                     has_started = True
@@ -64,8 +65,8 @@ class Router:
                 raise
             get_logger().warning("no_worker_left", error=str(error))
         back = await self._models.wait_back(min(self._limits.worker_wait_seconds, deadline.remaining()))
-        model = self._require(request.model, back)
-        async with aclosing(self._answer(request, model, deadline, arrival)) as events:
+        back.check_name(request.model)
+        async with aclosing(self._answer(request, back, deadline, arrival)) as events:
             async for event in events:
                 yield event
 
@@ -160,15 +161,6 @@ class Router:
             self._services.workers.sources([holder for holder in holders if holder != combine_id or wait_seconds]),
             wait_seconds,
         )
-
-    def _require(self, name: str, model: ServedModel) -> ServedModel:
-        if name != model.info.name:
-            raise PromptError(
-                f"the model {name!r} does not exist; this server has {model.info.name!r}",
-                param="model",
-                code="model_not_found",
-            )
-        return model
 
     def _fit_context(self, request: GenerationRequest, prompt: Prompt, model: ServedModel) -> GenerationRequest:
         """Fill in `max_tokens`, within what the context leaves."""

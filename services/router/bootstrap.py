@@ -27,6 +27,7 @@ from services.router.adapters.http import Door, Draining, HttpSurface, create_ht
 from services.router.adapters.http_admin import AdminSurface
 from services.router.adapters.http_console import ConsoleSurface
 from services.router.adapters.http_documents import DocumentSurface
+from services.router.adapters.http_messages import MessageSurface
 from services.router.adapters.http_pins import PinSurface
 from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey
 from services.router.adapters.metrics import MeteredRouter, RouterMetrics
@@ -129,8 +130,9 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     shedding = SheddingPolicy(settings.max_queue_seconds, settings.max_requests_per_worker)
     answering = SheddingRouter(ChoosingRouter(Router(pool, services, limits).generate), pool.views, shedding)
     bounded = BoundedRouter(answering)
+    generator = MeteredRouter(RecordingRouter(bounded, recent), metrics)
     surface = HttpSurface(
-        MeteredRouter(RecordingRouter(bounded, recent), metrics),
+        generator,
         pool,
         RequestParser(settings.completions_separator, settings.max_parts),
         metrics,
@@ -155,6 +157,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
             await channel.close()
 
     pages = (
+        MessageSurface(generator, pool, metrics, Door(gate, settings.max_body_bytes), settings.max_parts).routes(),
         DocumentSurface(library, gate, settings.max_body_bytes).routes(),
         PinSurface(library, gate, settings.max_body_bytes).routes(),
         AdminSurface(store, gate).routes(),

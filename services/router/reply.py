@@ -1,7 +1,7 @@
 """From a worker's events to the text of one reply."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from services.common.errors import InternalError
@@ -43,12 +43,13 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of a choice."""
+    """The end of a choice. `stop`: the stop string that ended it."""
 
     reason: FinishReason
     usage: Usage
     explanation: Explanation
     choice: int = 0
+    stop: str = ""
 
 
 ReplyEvent = Started | Delta | Done
@@ -119,7 +120,8 @@ class Reply:
                 yield Delta(shown.text, self._pending.take(self._num_shown))
             if shown.is_stopped:
                 decode_seconds = elapsed_seconds - self._first_token_seconds
-                yield self._finish(FinishReason.STOP, self._num_tokens, decode_seconds)
+                done = self._finish(FinishReason.STOP, self._num_tokens, decode_seconds)
+                yield replace(done, stop=shown.stop)
                 return
 
     def _push(self, token_id: int, logprobs: TokenLogprobs | None) -> StopResult:
@@ -130,7 +132,7 @@ class Reply:
         self._num_characters += len(text)
         # As vLLM does: no stop string is looked for in the text of the first `min_tokens` tokens.
         is_early = self._num_tokens <= self._request.sampling.min_tokens
-        return StopResult(text, False) if is_early else self._stops.push(text)
+        return StopResult(text) if is_early else self._stops.push(text)
 
     def _take_finished(self, event: Finished) -> Iterator[ReplyEvent]:
         held = self._stops.flush()

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from services.router.domain.assembly import Assembler
 from services.router.domain.model import ModelInfo
+from services.router.domain.request import PromptError
 from services.router.domain.text_ports import Detokenizer
 
 __all__ = ["Models", "ServedModel"]
@@ -19,6 +20,19 @@ class ServedModel:
     assembler: Assembler
     new_detokenizer: Callable[[], Detokenizer]
     created: int
+
+    def check_name(self, name: str) -> None:
+        """Refuse another name than the model's.
+
+        Raises:
+            PromptError: it is not this model's.
+        """
+        if name != self.info.name:
+            raise PromptError(
+                f"the model {name!r} does not exist; this server has {self.info.name!r}",
+                param="model",
+                code="model_not_found",
+            )
 
 
 class Models(Protocol):

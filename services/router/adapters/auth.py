@@ -85,5 +85,6 @@ def _password(request: Request) -> str:
 
 
 def _bearer(request: Request) -> str:
+    """OpenAI's clients send a bearer, Anthropic's `x-api-key`."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
+    return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "").strip()

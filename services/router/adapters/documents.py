@@ -1,7 +1,8 @@
 """Documents in the shapes that clients of this field send, normalised to one."""
 
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.router.adapters.fields import read, read_object
@@ -53,6 +54,11 @@ def read_document_part(value: Any, path: str) -> Document:  # noqa: ANN401 # any
         PromptError: it is none of these, or its text is empty.
     """
     part = read(DocumentPart, value, path)
+    document = replace(_read_part(part, value, path), is_breakpoint=part.is_breakpoint)
+    return replace(document, text=f"{part.context}\n{document.text}") if part.context else document
+
+
+def _read_part(part: DocumentPart, value: Any, path: str) -> Document:  # noqa: ANN401 # any JSON value
     outer = {"title": part.title, "id": part.id}
     if part.document is not None:
         inner = part.document
@@ -86,12 +92,23 @@ def _read_cohere(outer: CohereDocument, path: str) -> Document:
         fields = DocumentFields(text=outer.data, id=outer.id)
         return _document(fields, path, f"{path}.data")
     data = read(CohereData, outer.data, f"{path}.data")
-    text = data.text if data.text is not None else data.snippet
-    if text is None:
+    lines = [
+        _line(name, value, f"{path}.data") for name, value in (data.model_extra or {}).items() if value is not None
+    ]
+    given = data.text if data.text is not None else data.snippet
+    text = "\n".join([*lines, *([] if given is None else [given])])
+    if given == "" or not text:
         raise PromptError(
             f"{path}.data.text: Field required", param=f"{path}.data.text", code="missing_required_parameter"
         )
     return _document(DocumentFields(text=text, title=data.title, id=outer.id), path, f"{path}.data.text")
+
+
+def _line(name: str, value: object, path: str) -> str:
+    """A field of a document beside its text, as the model reads it."""
+    if not isinstance(value, str | int | float):
+        raise PromptError(f"{path}.{name} must be a string, a number or a truth value", param=f"{path}.{name}")
+    return f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _document(fields: DocumentFields, path: str, text_path: str) -> Document:

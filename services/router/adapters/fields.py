@@ -3,13 +3,25 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.router.domain.request import PromptError
 
-__all__ = ["read", "read_object"]
+__all__ = ["Closed", "Strict", "read", "read_object"]
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """JSON types as they are; unknown fields are left out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class Closed(BaseModel):
+    """JSON types as they are; unknown fields are refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 def read(model: type[Model], value: Any, path: str) -> Model:  # noqa: ANN401 # any JSON value

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -17,12 +18,21 @@ from services.router.adapters.body import read_json
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.middleware import HeadLimit, RequestIds, install_error_handlers
+from services.router.adapters.openapi import describe, install_openapi
 from services.router.adapters.parse import ParsedRequest, RequestParser
 from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead, WholeChoice
-from services.router.adapters.streaming import DONE, EventStream, server_sent_event, until_disconnect
+from services.router.adapters.streaming import (
+    DONE,
+    EventStream,
+    first_event,
+    ignored_header,
+    server_sent_event,
+    until_disconnect,
+)
+from services.router.calling import Called, CalledEvent, with_calls
 from services.router.domain.request import PromptError
 from services.router.domain.tenancy import Caller, Scope
-from services.router.reply import Delta, Done, ReplyEvent
+from services.router.reply import Delta, Done
 from services.router.served_model import Models
 
 __all__ = ["Door", "Draining", "HttpSurface", "create_http_app", "create_operations_app"]
@@ -34,6 +44,37 @@ class Door:
 
     gate: Gate
     max_body_bytes: int
+
+
+_GENERATION_ERRORS = (400, 401, 403, 404, 413, 429, 500, 503, 504)
+_TEXT = "Plepi is a port on the northern coast. The town was founded in 1903. It has 8215 inhabitants."
+_CHAT = describe(
+    "Continue a conversation",
+    "ChatReply",
+    body="ChatBody",
+    streams="ChatChunk",
+    errors=_GENERATION_ERRORS,
+    example={
+        "model": "demo",
+        "messages": [{"role": "user", "content": "When was Plepi founded?"}],
+        "documents": [{"id": "plepi", "title": "Plepi", "text": _TEXT}],
+        "temperature": 0,
+        "max_tokens": 32,
+        "hypic": {"explain": True},
+    },
+)
+_COMPLETIONS = describe(
+    "Continue a text",
+    "CompletionReply",
+    body="CompletionBody",
+    streams="CompletionChunk",
+    errors=_GENERATION_ERRORS,
+    example={"model": "demo", "prompt": "The harbour opens", "max_tokens": 16, "temperature": 0},
+)
+_MODELS = describe("The served model", "ModelList", errors=(401, 403, 503))
+_LIVE = describe("The process runs", "Health")
+_READY = describe("The process can serve", "Health")
+_READY["responses"][503] = {"description": "It cannot now.", "content": _READY["responses"][200]["content"]}
 
 
 class Draining:
@@ -61,6 +102,14 @@ class HttpSurface:
         self._metrics = metrics
         self._draining = draining
         self._door = door
+
+    def routes(self) -> APIRouter:
+        """Where the endpoints stand."""
+        routes = APIRouter()
+        routes.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"], **_CHAT)
+        routes.add_api_route("/v1/completions", self.completions, methods=["POST"], **_COMPLETIONS)
+        routes.add_api_route("/v1/models", self.list_models, methods=["GET"], **_MODELS)
+        return routes
 
     async def chat_completions(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
@@ -113,40 +162,34 @@ class HttpSurface:
             raise
 
     async def _reply(self, request: Request, parsed: ParsedRequest, form: ReplyFormat) -> Response:
-        events = self._generator.generate(parsed.request)
-        headers = _ignored_header(parsed)
+        events = with_calls(self._generator.generate(parsed.request), parsed.callable_tools)
+        headers = ignored_header(parsed.ignored_fields)
         if not parsed.is_stream:
             return JSONResponse(await until_disconnect(request, _collect(events, form)), headers=headers)
         # The status line waits for the first event, so that a refusal is a status and not an event.
-        first = await until_disconnect(request, _first(events))
+        first = await until_disconnect(request, first_event(events))
         return EventStream(_write_events(first, events, form), headers)
 
 
-async def _first(events: AsyncGenerator[ReplyEvent]) -> ReplyEvent:
-    try:
-        return await anext(events)
-    except BaseException:
-        await events.aclose()
-        raise
-
-
-async def _collect(events: AsyncGenerator[ReplyEvent], form: ReplyFormat) -> dict[str, object]:
-    deltas: defaultdict[int, list[Delta]] = defaultdict(list)
+async def _collect(events: AsyncGenerator[CalledEvent], form: ReplyFormat) -> dict[str, object]:
+    shown: defaultdict[int, list[CalledEvent]] = defaultdict(list)
     ends: list[Done] = []
     async with aclosing(events):
         async for event in events:
-            if isinstance(event, Delta):
-                deltas[event.choice].append(event)
+            if isinstance(event, Delta | Called):
+                shown[event.choice].append(event)
             elif isinstance(event, Done):
                 ends.append(event)
     if not ends:
         raise HypicError("the reply ended without a finish")
-    return form.whole([_whole(deltas[done.choice], done) for done in _in_order(ends)])
+    return form.whole([_whole(shown[done.choice], done) for done in _in_order(ends)])
 
 
-def _whole(deltas: Sequence[Delta], done: Done) -> WholeChoice:
+def _whole(shown: Sequence[CalledEvent], done: Done) -> WholeChoice:
+    deltas = [event for event in shown if isinstance(event, Delta)]
+    calls = tuple(event.call for event in shown if isinstance(event, Called))
     tokens = tuple(token for delta in deltas for token in delta.tokens)
-    return WholeChoice("".join(delta.text for delta in deltas), tokens, done)
+    return WholeChoice("".join(delta.text for delta in deltas), tokens, calls, done)
 
 
 def _in_order(ends: Sequence[Done]) -> list[Done]:
@@ -154,7 +197,7 @@ def _in_order(ends: Sequence[Done]) -> list[Done]:
 
 
 async def _write_events(
-    first: ReplyEvent, events: AsyncGenerator[ReplyEvent], form: ReplyFormat
+    first: CalledEvent, events: AsyncGenerator[CalledEvent], form: ReplyFormat
 ) -> AsyncGenerator[bytes]:
     ends = [first] if isinstance(first, Done) else []
     async with aclosing(events):
@@ -178,22 +221,16 @@ def _together(chunks: Iterable[Mapping[str, object]]) -> bytes:
     return b"".join(map(server_sent_event, chunks))
 
 
-def _chunks(event: ReplyEvent, form: ReplyFormat) -> list[dict[str, object]]:
+def _chunks(event: CalledEvent, form: ReplyFormat) -> list[dict[str, object]]:
     if isinstance(event, Delta):
         return [form.delta(event)]
+    if isinstance(event, Called):
+        return [form.called(event)]
     return list(form.closing(event)) if isinstance(event, Done) else []
 
 
 def _head(prefix: str, parsed: ParsedRequest) -> ReplyHead:
     return ReplyHead(f"{prefix}-{current_request_id()}", int(time.time()), parsed.request.model)
-
-
-def _ignored_header(parsed: ParsedRequest) -> Mapping[str, str]:
-    if not parsed.ignored_fields:
-        return {}
-    names = ",".join(name for name in parsed.ignored_fields if name.isascii() and name.isidentifier())
-    get_logger().info("fields_ignored", fields=names)
-    return {"x-hypic-ignored-fields": names[:1024]}
 
 
 def create_http_app(
@@ -205,16 +242,17 @@ def create_http_app(
     max_header_bytes: int = 1 << 16,
 ) -> FastAPI:
     """The ASGI application; `pages`: further endpoints. has_metrics: False where another listener serves them."""
-    app = FastAPI(title="hypic router", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    routes = APIRouter()
-    # They read their bodies themselves: the framework's reading of parameters would only take time.
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    # They read their bodies themselves: the framework's reading of parameters would only take time. They stand among the
+    # surface's routes too, for the OpenAPI document.
     app.router.add_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])
     app.router.add_route("/v1/completions", surface.completions, methods=["POST"])
-    routes.add_api_route("/v1/models", surface.list_models, methods=["GET"])
+    routes = surface.routes()
     _add_operations(routes, surface, has_metrics=has_metrics)
     app.include_router(routes)
     for page in pages:
         app.include_router(page)
+    install_openapi(app, version("hypic"))
     install_error_handlers(app)
     app.add_middleware(HeadLimit, max_bytes=max_header_bytes)
     app.add_middleware(RequestIds)
@@ -233,7 +271,7 @@ def create_operations_app(surface: HttpSurface) -> FastAPI:
 
 def _add_operations(routes: APIRouter, surface: HttpSurface, *, has_metrics: bool) -> None:
     """Endpoints of those who run the router; they need no key."""
-    routes.add_api_route("/health/live", surface.live, methods=["GET"])
-    routes.add_api_route("/health/ready", surface.ready, methods=["GET"])
+    routes.add_api_route("/health/live", surface.live, methods=["GET"], **_LIVE)
+    routes.add_api_route("/health/ready", surface.ready, methods=["GET"], **_READY)
     if has_metrics:
-        routes.add_api_route("/metrics", surface.metrics, methods=["GET"])
+        routes.add_api_route("/metrics", surface.metrics, methods=["GET"], include_in_schema=False)

@@ -43,7 +43,7 @@ class ConsoleSurface:
     def routes(self) -> APIRouter:
         """One page."""
         routes = APIRouter()
-        routes.add_api_route("/console", self.show, methods=["GET"])
+        routes.add_api_route("/console", self.show, methods=["GET"], include_in_schema=False)
         return routes
 
     async def show(self, request: Request) -> Response:

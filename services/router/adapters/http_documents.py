@@ -8,7 +8,9 @@ from fastapi.responses import JSONResponse
 from services.router.adapters.auth import Gate, require
 from services.router.adapters.body import read_json
 from services.router.adapters.fields import read
-from services.router.adapters.schema import DocumentBody, InvalidateBody, TextPart
+from services.router.adapters.library_schema import DocumentBody, InvalidateBody
+from services.router.adapters.openapi import describe
+from services.router.adapters.schema import TextPart
 from services.router.domain.lifecycle import DocumentDraft, DocumentInfo, Removal, ScopeKind, StateInfo
 from services.router.domain.request import Document, Namespace, PromptError
 from services.router.domain.tenancy import PUBLIC_TENANT, Caller, Scope
@@ -18,6 +20,45 @@ __all__ = ["DocumentSurface"]
 
 _DEFAULT_PAGE = 20
 _MAX_PAGE = 100
+
+_ERRORS = (400, 401, 403, 500, 503)
+_NAMESPACE = {
+    "name": "namespace",
+    "in": "query",
+    "description": "`public` for what serves every tenant; administrators only.",
+    "schema": {"type": "string", "enum": [PUBLIC_TENANT]},
+}
+_AFTER = {
+    "name": "after",
+    "in": "query",
+    "description": "The id behind which the page begins.",
+    "schema": {"type": "string"},
+}
+_PAGE = {
+    "name": "limit",
+    "in": "query",
+    "description": "Documents of the page at most.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": _MAX_PAGE, "default": _DEFAULT_PAGE},
+}
+_REGISTER = describe(
+    "Register a document and capture its state",
+    "RegisteredDocument",
+    body="DocumentBody",
+    errors=(*_ERRORS, 413),
+    example={"id": "plepi", "title": "Plepi", "text": "Plepi is a port on the northern coast.", "tags": ["towns"]},
+)
+_LIST = describe("The documents that are known", "DocumentList", errors=_ERRORS, query=(_NAMESPACE, _AFTER, _PAGE))
+_DESCRIBE = describe("A document", "DocumentInfo", errors=(*_ERRORS, 404), query=(_NAMESPACE,))
+_DELETE = describe(
+    "Forget a document and everything that holds it", "DeletedDocument", errors=(*_ERRORS, 404), query=(_NAMESPACE,)
+)
+_INVALIDATE = describe(
+    "Make states unreachable, by tag, tenant or model",
+    "Invalidation",
+    body="InvalidateBody",
+    errors=(*_ERRORS, 413),
+    example={"tag": "towns"},
+)
 
 
 class DocumentSurface:
@@ -31,11 +72,11 @@ class DocumentSurface:
     def routes(self) -> APIRouter:
         """Where the endpoints stand. An id may hold slashes."""
         routes = APIRouter()
-        routes.add_api_route("/v1/documents", self.register, methods=["POST"])
-        routes.add_api_route("/v1/documents", self.list_all, methods=["GET"])
-        routes.add_api_route("/v1/documents/{document_id:path}", self.describe, methods=["GET"])
-        routes.add_api_route("/v1/documents/{document_id:path}", self.delete, methods=["DELETE"])
-        routes.add_api_route("/v1/invalidate", self.invalidate, methods=["POST"])
+        routes.add_api_route("/v1/documents", self.register, methods=["POST"], **_REGISTER)
+        routes.add_api_route("/v1/documents", self.list_all, methods=["GET"], **_LIST)
+        routes.add_api_route("/v1/documents/{document_id:path}", self.describe, methods=["GET"], **_DESCRIBE)
+        routes.add_api_route("/v1/documents/{document_id:path}", self.delete, methods=["DELETE"], **_DELETE)
+        routes.add_api_route("/v1/invalidate", self.invalidate, methods=["POST"], **_INVALIDATE)
         return routes
 
     async def register(self, request: Request) -> Response:

@@ -6,13 +6,36 @@ from fastapi.responses import JSONResponse
 from services.router.adapters.auth import Gate
 from services.router.adapters.body import read_json
 from services.router.adapters.fields import read
-from services.router.adapters.schema import PinBody
+from services.router.adapters.library_schema import PinBody
+from services.router.adapters.openapi import describe
 from services.router.domain.pins import PinInfo
 from services.router.domain.request import Namespace, PromptError
 from services.router.domain.tenancy import Caller, Scope
 from services.router.library import Library
 
 __all__ = ["PinSurface"]
+
+_ERRORS = (400, 401, 403, 404, 409, 500, 503)
+_PIN = describe(
+    "Keep a document's states", "Pin", body="PinBody", errors=(*_ERRORS, 413), example={"document": "plepi"}
+)
+_UNPIN = describe(
+    "Let a document's states go",
+    "Pin",
+    errors=_ERRORS,
+    query=[
+        {
+            "name": name,
+            "in": "query",
+            "description": text,
+            "schema": {"type": "string", "minLength": 1, "maxLength": most},
+        }
+        for name, text, most in (
+            ("document", "The document's id; without it, the whole tenant.", 512),
+            ("tenant", "Whose; the caller's by default, where a document is named.", 256),
+        )
+    ],
+)
 
 
 class PinSurface:
@@ -26,8 +49,8 @@ class PinSurface:
     def routes(self) -> APIRouter:
         """Apart from documents, whose ids may hold slashes and any word behind them."""
         routes = APIRouter()
-        routes.add_api_route("/v1/pins", self.pin, methods=["POST"])
-        routes.add_api_route("/v1/pins", self.unpin, methods=["DELETE"])
+        routes.add_api_route("/v1/pins", self.pin, methods=["POST"], **_PIN)
+        routes.add_api_route("/v1/pins", self.unpin, methods=["DELETE"], **_UNPIN)
         return routes
 
     async def pin(self, request: Request) -> Response:

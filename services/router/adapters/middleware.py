@@ -10,7 +10,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.errors import HypicError
-from services.common.telemetry import get_logger, new_request_id, set_request_id
+from services.common.telemetry import current_request_id, get_logger, new_request_id, set_request_id
+from services.router.adapters.anthropic_replies import anthropic_envelope
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.streaming import ClientGoneError
 from services.router.domain.errors import RouterError
@@ -18,6 +19,8 @@ from services.router.domain.errors import RouterError
 __all__ = ["HeadLimit", "RequestIds", "install_error_handlers"]
 
 _MAX_REQUEST_ID = 128
+# Where errors and request ids are as Anthropic's clients read them.
+_ANTHROPIC = "/v1/messages"
 _PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation)
 # nginx's word for a client that closed the connection; nobody receives it, logs show it.
 _CLIENT_CLOSED_REQUEST = 499
@@ -40,7 +43,10 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if scope["path"].startswith(_ANTHROPIC):
+                    headers["request-id"] = request_id
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -86,14 +92,14 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, _handle_gone)
 
 
-async def _handle(_request: Request, error: Exception) -> Response:
+async def _handle(request: Request, error: Exception) -> Response:
     seen = http_error(error)
     if seen.status >= 500:
         get_logger().error("request_failed", status=seen.status, error=repr(error))
-    return JSONResponse(seen.envelope(), seen.status, seen.headers)
+    return _refuse(request, seen)
 
 
-async def _handle_framework(_request: Request, error: Exception) -> Response:
+async def _handle_framework(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     codes = {404: "not_found", 405: "method_not_allowed"}
@@ -101,6 +107,13 @@ async def _handle_framework(_request: Request, error: Exception) -> Response:
     seen = HttpError(
         error.status_code, "invalid_request_error", str(error.detail), codes.get(error.status_code), None, headers
     )
+    return _refuse(request, seen)
+
+
+def _refuse(request: Request, seen: HttpError) -> Response:
+    """In the form of the API that was called."""
+    if request.url.path.startswith(_ANTHROPIC):
+        return JSONResponse(anthropic_envelope(seen, current_request_id()), seen.status, seen.headers)
     return JSONResponse(seen.envelope(), seen.status, seen.headers)
 
 

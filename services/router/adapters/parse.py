@@ -17,12 +17,15 @@ from services.router.adapters.schema import (
     UNSUPPORTED,
     ChatBody,
     CompletionBody,
+    HypicOptions,
     MessageBody,
     SharedBody,
     StopList,
     StopText,
     TextPart,
 )
+from services.router.adapters.shapes import MAX_PROMPTS
+from services.router.adapters.tool_schema import allows_calls, read_calls, read_tools
 from services.router.domain.request import (
     ChatPrompt,
     Cold,
@@ -38,8 +41,9 @@ from services.router.domain.request import (
     TextPrompt,
 )
 from services.router.domain.tenancy import Caller
+from services.router.domain.tools import Tool
 
-__all__ = ["ParsedRequest", "RequestParser"]
+__all__ = ["ParsedRequest", "RequestParser", "check_parts", "read_content", "reuse_options"]
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -47,20 +51,24 @@ _ROLES = {
     "developer": Role.SYSTEM,
     "user": Role.USER,
     "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
 }
 # OpenAI's own default of `/v1/completions`.
 _COMPLETION_MAX_TOKENS = 16
-_MOST_PROMPTS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request, and how its reply is to be written; `ignored_fields` are names that were not understood."""
+    """A request, and how its reply is to be written; `ignored_fields` are names that were not understood.
+
+    `callable_tools`: those whose calls are looked for in the reply.
+    """
 
     request: GenerationRequest
     is_stream: bool
     include_usage: bool
     ignored_fields: tuple[str, ...]
+    callable_tools: tuple[Tool, ...] = ()
 
 
 class RequestParser:
@@ -79,27 +87,16 @@ class RequestParser:
         raw = read_object(body, "")
         chat = read(ChatBody, raw, "")
         _refuse_unsupported(raw)
-        self._check_parts(chat)
+        check_parts(chat.messages, chat.documents or (), self._max_parts)
         documents = [_document(each, f"documents[{i}]") for i, each in enumerate(chat.documents or [])]
         located = list(documents)
         messages = tuple(_message(each, f"messages[{i}]", located) for i, each in enumerate(chat.messages))
         refuse_conflicts(located)
-        prompt = ChatPrompt(messages, tuple(each.document for each in documents))
+        tools = read_tools(chat.tools or ())
+        prompt = ChatPrompt(messages, tuple(each.document for each in documents), tools)
         sampling = _sampling(chat, chat.max_completion_tokens or chat.max_tokens)
-        return _parsed(chat, prompt, replace(sampling, logprobs=_chat_logprobs(chat)), caller)
-
-    def _check_parts(self, chat: ChatBody) -> None:
-        """Ahead of looking at each of them."""
-        contents = [each.get("content") for each in chat.messages if isinstance(each, dict)]
-        found = len(chat.messages) + len(chat.documents or [])
-        found += sum(len(each) for each in contents if isinstance(each, list))
-        if found > self._max_parts:
-            param = "documents" if len(chat.documents or []) > self._max_parts // 2 else "messages"
-            raise PromptError(
-                f"the request has {found} messages, documents and content parts; this server takes {self._max_parts}",
-                param=param,
-                code="too_many_parts",
-            )
+        parsed = _parsed(chat, prompt, replace(sampling, logprobs=_chat_logprobs(chat)), caller)
+        return replace(parsed, callable_tools=tools if allows_calls(chat.tool_choice) else ())
 
     def parse_completion(self, body: object, caller: Caller) -> ParsedRequest:
         """A body of `/v1/completions`.
@@ -121,17 +118,12 @@ class RequestParser:
 
 
 def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, sampling: Sampling, caller: Caller) -> ParsedRequest:
-    options = body.hypic.model_dump() if body.hypic else {}
     request = GenerationRequest(
         model=body.model,
         prompt=prompt,
         sampling=sampling,
         stop=_stops(body.stop),
-        options=ReuseOptions(
-            Reuse(options.get("reuse", Reuse.COMPOSE)),
-            Cold(options.get("cold", Cold.PARALLEL)),
-            options.get("explain", False),
-        ),
+        options=reuse_options(body.hypic),
         namespace=replace(caller.namespace(), salt=body.cache_salt or ""),
         max_in_flight=caller.quotas.max_requests_in_flight,
         rates=caller.quotas.rates,
@@ -142,6 +134,29 @@ def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, sampling: Samplin
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     ignored = tuple(sorted(set(body.model_extra or {}) - set(UNSUPPORTED)))
     return ParsedRequest(request, bool(body.stream), include_usage, ignored)
+
+
+def check_parts(messages: Sequence[Any], documents: Sequence[Any], most: int) -> None:
+    """Refuse a prompt of more messages, documents and content parts together, ahead of looking at each of them.
+
+    Raises:
+        PromptError: it has more.
+    """
+    contents = [each.get("content") for each in messages if isinstance(each, dict)]
+    found = len(messages) + len(documents) + sum(len(each) for each in contents if isinstance(each, list))
+    if found > most:
+        raise PromptError(
+            f"the request has {found} messages, documents and content parts; this server takes {most}",
+            param="documents" if len(documents) > most // 2 else "messages",
+            code="too_many_parts",
+        )
+
+
+def reuse_options(given: HypicOptions | None) -> ReuseOptions:
+    """The client's `hypic` object, or the defaults."""
+    if given is None:
+        return ReuseOptions()
+    return ReuseOptions(Reuse(given.reuse), Cold(given.cold), given.explain)
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
@@ -205,30 +220,42 @@ def _message(value: object, path: str, located: list[LocatedDocument]) -> Messag
     message = read(MessageBody, value, path)
     role = _ROLES.get(message.role)
     if role is None:
-        raise PromptError(
-            f"{path}.role must be one of {', '.join(_ROLES)}; tools are not supported", param=f"{path}.role"
-        )
-    for name in ("tool_calls", "function_call"):
-        if getattr(message, name):
-            raise PromptError(f"{path}.{name} is not supported", param=f"{path}.{name}", code="unsupported_parameter")
-    return Message(role, tuple(_content(message.content, f"{path}.content", role, located)))
+        raise PromptError(f"{path}.role must be one of {', '.join(_ROLES)}", param=f"{path}.role")
+    if message.function_call:
+        param = f"{path}.function_call"
+        raise PromptError(f"{param} is not supported; use tool_calls", param=param, code="unsupported_parameter")
+    calls = read_calls(message.tool_calls, f"{path}.tool_calls")
+    if calls and role is not Role.ASSISTANT:
+        raise PromptError(f"{path}.tool_calls: only an assistant calls tools", param=f"{path}.tool_calls")
+    content = read_content(message.content, f"{path}.content", role, located)
+    if calls and content == [Text("")]:
+        content = []
+    return Message(role, tuple(content), calls, message.tool_call_id or "")
 
 
-def _content(value: object, path: str, role: Role, located: list[LocatedDocument]) -> Sequence[Content]:
+def read_content(
+    value: object, path: str, role: Role, located: list[LocatedDocument], beside: str = ""
+) -> Sequence[Content]:
+    """The content of a message: texts and documents, which are added to `located`. Parts of the kind `beside` are left out.
+
+    Raises:
+        PromptError: it is malformed.
+    """
     if isinstance(value, str):
         return [Text(read(TextPart, {"text": value}, path.removesuffix(".content")).text)]
     if value is None and role is Role.ASSISTANT:
         return [Text("")]
     if not isinstance(value, list) or not value:
         raise PromptError(f"{path} must be a string or a list of parts", param=path, code="invalid_type")
-    return [_content_part(part, f"{path}[{index}]", located) for index, part in enumerate(value)]
+    parts = [(f"{path}[{index}]", part) for index, part in enumerate(value)]
+    return [_content_part(part, where, located) for where, part in parts if not beside or part.get("type") != beside]
 
 
 def _content_part(value: object, path: str, located: list[LocatedDocument]) -> Content:
     kind = read_object(value, path).get("type")
     if kind == "text":
         part = read(TextPart, value, path)
-        return Text(part.text, bool(part.hypic and part.hypic.segment))
+        return Text(part.text, bool(part.hypic and part.hypic.segment), part.is_breakpoint)
     if kind == "document":
         document = read_document_part(value, path)
         located.append(LocatedDocument(path, document))
@@ -239,9 +266,9 @@ def _content_part(value: object, path: str, located: list[LocatedDocument]) -> C
 def _prompt_texts(value: object) -> Sequence[str]:
     if not isinstance(value, list):
         return [_prompt_text(value, "prompt")]
-    if not 1 <= len(value) <= _MOST_PROMPTS or not all(isinstance(each, str) for each in value):
+    if not 1 <= len(value) <= MAX_PROMPTS or not all(isinstance(each, str) for each in value):
         raise PromptError(
-            f"prompt must be a string or a list of 1 to {_MOST_PROMPTS} strings; token ids are not supported",
+            f"prompt must be a string or a list of 1 to {MAX_PROMPTS} strings; token ids are not supported",
             param="prompt",
         )
     return [_prompt_text(each, f"prompt[{index}]") for index, each in enumerate(value)]

@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 from services.router.adapters.logprob_formats import chat_logprobs, completion_logprobs
 from services.router.adapters.parse import ParsedRequest
+from services.router.calling import Called
 from services.router.domain.shown_tokens import ShownToken
+from services.router.domain.tools import ToolCall
 from services.router.reply import Delta, Done
 
 __all__ = ["ChatFormat", "CompletionFormat", "ReplyFormat", "ReplyHead", "WholeChoice"]
@@ -30,6 +32,7 @@ class WholeChoice:
 
     text: str
     tokens: tuple[ShownToken, ...]
+    calls: tuple[ToolCall, ...]
     done: Done
 
 
@@ -46,6 +49,10 @@ class ReplyFormat(Protocol):
 
     def delta(self, delta: Delta) -> Json:
         """A chunk of text."""
+        ...
+
+    def called(self, event: Called) -> Json:
+        """A chunk with a call of a tool."""
         ...
 
     def closing(self, done: Done) -> Iterator[Json]:
@@ -115,10 +122,7 @@ class ChatFormat(_Format):
 
     def whole(self, choices: Sequence[WholeChoice]) -> Json:
         """See `ReplyFormat`."""
-        rows = [
-            {"message": {"role": "assistant", "content": each.text, "refusal": None}} | self._logprobs(each.tokens)
-            for each in choices
-        ]
+        rows = [{"message": _message(each)} | self._logprobs(each.tokens) for each in choices]
         return self._whole(rows, [each.done for each in choices])
 
     def opening(self) -> Iterator[Json]:
@@ -129,6 +133,11 @@ class ChatFormat(_Format):
     def delta(self, delta: Delta) -> Json:
         """See `ReplyFormat`."""
         return self._chunk(delta.choice, {"delta": {"content": delta.text}} | self._logprobs(delta.tokens), None)
+
+    def called(self, event: Called) -> Json:
+        """See `ReplyFormat`."""
+        call = {"index": event.index} | _call(event.call)
+        return self._chunk(event.choice, {"delta": {"tool_calls": [call]}}, None)
 
     def closing(self, done: Done) -> Iterator[Json]:
         """See `ReplyFormat`."""
@@ -158,6 +167,10 @@ class CompletionFormat(_Format):
         """See `ReplyFormat`."""
         return self._chunk(delta.choice, {"text": delta.text} | self._logprobs(delta.tokens), None)
 
+    def called(self, event: Called) -> Json:
+        """Tools are offered in chats alone."""
+        raise NotImplementedError
+
     def closing(self, done: Done) -> Iterator[Json]:
         """See `ReplyFormat`."""
         return self._closing({"text": ""}, done)
@@ -165,3 +178,14 @@ class CompletionFormat(_Format):
     def _logprobs(self, tokens: Sequence[ShownToken]) -> Json:
         num_top = self._parsed.request.sampling.logprobs
         return {} if num_top is None else {"logprobs": completion_logprobs(tokens)}
+
+
+def _message(choice: WholeChoice) -> Json:
+    message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message |= {"content": choice.text or None, "tool_calls": [_call(call) for call in choice.calls]}
+    return message
+
+
+def _call(call: ToolCall) -> Json:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

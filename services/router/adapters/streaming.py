@@ -1,7 +1,7 @@
 """Server-sent events, and the client's disconnect as a cancellation."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.common.telemetry import get_logger
 from services.router.domain.errors import RouterError
 
-__all__ = ["ClientGoneError", "EventStream", "server_sent_event", "until_disconnect"]
+__all__ = ["ClientGoneError", "EventStream", "first_event", "ignored_header", "server_sent_event", "until_disconnect"]
 
 Result = TypeVar("Result")
 
@@ -26,6 +27,24 @@ class ClientGoneError(RouterError):
 def server_sent_event(payload: Mapping[str, Any]) -> bytes:
     """One event; JSON never holds a raw line break."""
     return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+async def first_event(events: AsyncGenerator[Result]) -> Result:
+    """The first of these events; they are closed when there is none."""
+    try:
+        return await anext(events)
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+def ignored_header(names: Sequence[str]) -> Mapping[str, str]:
+    """Tells a client which of its fields were not understood."""
+    if not names:
+        return {}
+    shown = ",".join(name for name in names if name.isascii() and name.isidentifier())
+    get_logger().info("fields_ignored", fields=shown)
+    return {"x-hypic-ignored-fields": shown[:1024]}
 
 
 async def until_disconnect(request: Request, work: Coroutine[None, None, Result]) -> Result:

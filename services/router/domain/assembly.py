@@ -7,6 +7,7 @@ concatenation of its parts' ids in every reuse mode.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from services.router.domain.model import Profile
 from services.router.domain.parts import Part, PartKind, Prompt, Reason
@@ -19,8 +20,9 @@ from services.router.domain.request import (
     Role,
     TextPrompt,
 )
-from services.router.domain.template_check import new_placeholder
-from services.router.domain.text_ports import ChatTemplate, TemplateError, TemplateMessage, Tokenizer
+from services.router.domain.slots import KeptSlot, SlotKind, SlotTable
+from services.router.domain.text_ports import ChatTemplate, TemplateError, Tokenizer
+from services.router.domain.tools import Tool
 
 __all__ = ["Assembler"]
 
@@ -28,16 +30,6 @@ __all__ = ["Assembler"]
 # Tokenizing this many characters takes about a millisecond.
 _MOST_UNKNOWN_CHARACTERS = 4096
 _MOST_QUICK_CHARACTERS = 1 << 16
-# A prompt's placeholders are its random mark and their number, in as many digits for all.
-_NUMBER_DIGITS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """What a placeholder stands for; `closing` is the text that ends its message when it is the message's last."""
-
-    content: Content
-    closing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,8 @@ class Assembler:
             return self._finish(self._text_parts(prompt), "prompt")
         messages = _place_documents(prompt)
         self._refuse_hopeless([item.text for message in messages for item in message.content], "messages")
-        return self._finish(self._chat_parts(messages), "messages")
+        self._refuse_hopeless([tool.definition for tool in prompt.tools], "tools")
+        return self._finish(self._chat_parts(messages, prompt.tools), "messages")
 
     def is_quick(self, prompt: ChatPrompt | TextPrompt) -> bool:
         """Whether `assemble` takes about a millisecond: little text, or text whose ids are at hand."""
@@ -97,39 +90,47 @@ class Assembler:
             yield self._segment(piece, self.tokenizer.encode_plain(piece))
         yield _live(self.tokenizer.encode_plain(last))
 
-    def _chat_parts(self, messages: Sequence[Message]) -> Iterator[Part]:
-        slots: list[_Slot] = []
-        mark = new_placeholder()
-        template_messages = [self._fill_slots(message, mark, slots) for message in messages]
+    def _chat_parts(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Part]:
+        slots = SlotTable(self.message_ends)
+        rows = [slots.message(message) for message in messages]
+        offered = [slots.tool(tool) for tool in tools]
         try:
-            rendered = self.template.render_prompt(template_messages)
+            rendered = self.template.render_prompt(rows, offered)
         except TemplateError as error:
             raise PromptError(f"the chat template refuses these messages: {error}", param="messages") from error
-        opening, *pieces = rendered.split(mark)
-        numbers = [piece[:_NUMBER_DIGITS] for piece in pieces]
-        if sorted(numbers) != [_number(index) for index in range(len(slots))]:
-            raise PromptError("the chat template does not keep these messages whole", param="messages")
+        opening, kept = slots.split(rendered)
         yield from self._template_parts(opening, "")
-        for number, piece in zip(numbers, pieces, strict=True):
-            slot = slots[int(number)]
-            yield self._content_part(slot.content)
-            yield from self._template_parts(piece[_NUMBER_DIGITS:], slot.closing)
+        for is_tools, group in groupby(kept, lambda each: each[0].kind is SlotKind.TOOL):
+            run = list(group)
+            yield from self._tool_block(run) if is_tools else self._slot_parts(run)
 
-    def _fill_slots(self, message: Message, mark: str, slots: list[_Slot]) -> TemplateMessage:
-        closing = self.message_ends.get(message.role, "")
-        first = len(slots)
-        last = first + len(message.content) - 1
-        slots += [
-            _Slot(content, closing if index == last else "") for index, content in enumerate(message.content, first)
-        ]
-        return TemplateMessage(message.role, "".join(f"{mark}{_number(index)}" for index in range(first, last + 1)))
+    def _slot_parts(self, kept: Sequence[KeptSlot]) -> Iterator[Part]:
+        for slot, text in kept:
+            yield replace(self._content_part(slot.content), ends_prefix=slot.content.is_breakpoint)
+            yield from self._template_parts(text, slot.closing)
+
+    def _tool_block(self, kept: Sequence[KeptSlot]) -> Iterator[Part]:
+        """Tools that follow each other are one segment with the text between them."""
+        ids: list[int] = []
+        for slot, text in kept[:-1]:
+            ids += self.tokenizer.encode_plain(slot.content.text)
+            ids += self.tokenizer.encode_template(text)
+        last, text = kept[-1]
+        ids += self.tokenizer.encode_plain(last.content.text)
+        is_breakpoint = any(slot.content.is_breakpoint for slot, _ in kept)
+        yield replace(self._segment(last.content.text, tuple(ids)), ends_prefix=is_breakpoint)
+        yield from self._template_parts(text, last.closing)
 
     def _template_parts(self, text: str, closing: str) -> Iterator[Part]:
-        if closing and text.startswith(closing):
-            yield replace(_live(self.tokenizer.encode_template(closing)), ends_message=True)
-            text = text.removeprefix(closing)
-        if text:
-            yield _live(self.tokenizer.encode_template(text))
+        """Text of the template; `closing`, where it stands there, ends a message."""
+        head, found, rest = text.partition(closing) if closing else ("", "", text)
+        if found:
+            yield _live(self.tokenizer.encode_template(head))
+            yield replace(_live(self.tokenizer.encode_template(closing)), ends_prefix=True)
+        else:
+            rest = text
+        if rest:
+            yield _live(self.tokenizer.encode_template(rest))
 
     def _content_part(self, content: Content) -> Part:
         if isinstance(content, Document):
@@ -173,10 +174,6 @@ class Assembler:
             )
 
 
-def _number(index: int) -> str:
-    return f"{index:0{_NUMBER_DIGITS}}"
-
-
 def _live(ids: tuple[int, ...]) -> Part:
     return Part(PartKind.LIVE, ids, Reason.NOT_MARKED)
 
@@ -185,7 +182,7 @@ def _texts(prompt: ChatPrompt | TextPrompt) -> list[str]:
     if isinstance(prompt, TextPrompt):
         return list(prompt.pieces)
     items = [*prompt.documents, *(item for message in prompt.messages for item in message.content)]
-    return [_plain_text(item) for item in items]
+    return [*map(_plain_text, items), *(tool.definition for tool in prompt.tools)]
 
 
 def _plain_text(content: Content) -> str:
@@ -204,7 +201,7 @@ def _place_documents(prompt: ChatPrompt) -> list[Message]:
     if not users:
         raise PromptError("documents need a user message to stand in", param="documents")
     last = messages[users[-1]]
-    messages[users[-1]] = Message(last.role, (*prompt.documents, *last.content))
+    messages[users[-1]] = replace(last, content=(*prompt.documents, *last.content))
     return messages
 
 
@@ -217,7 +214,7 @@ def _merge_live(parts: Sequence[Part]) -> list[Part]:
     merged: list[Part] = []
     for part in parts:
         previous = merged[-1] if merged else None
-        if previous and not previous.ends_message and _is_plain_live(previous) and _is_plain_live(part):
+        if previous and not previous.ends_prefix and _is_plain_live(previous) and _is_plain_live(part):
             merged[-1] = replace(part, token_ids=previous.token_ids + part.token_ids)
         else:
             merged.append(part)
@@ -227,6 +224,6 @@ def _merge_live(parts: Sequence[Part]) -> list[Part]:
 def _mark_prefix(parts: Sequence[Part]) -> list[Part]:
     """Parts up to the last message end ahead of every segment and of the last part are of kind `prefix`."""
     first_segment = next((i for i, part in enumerate(parts) if part.kind is PartKind.SEGMENT), len(parts) - 1)
-    ends = [i + 1 for i, part in enumerate(parts[:first_segment]) if part.ends_message]
+    ends = [i + 1 for i, part in enumerate(parts[:first_segment]) if part.ends_prefix]
     count = ends[-1] if ends else 0
     return [replace(part, kind=PartKind.PREFIX) for part in parts[:count]] + list(parts[count:])

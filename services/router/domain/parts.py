@@ -46,7 +46,7 @@ class DocumentRef:
 class Part:
     """A run of prompt tokens of one kind.
 
-    `live_reason` says why a part that is no segment is computed. `ends_message` marks a place where a prefix
+    `live_reason` says why a part that is no segment is computed. `ends_prefix` marks a place where a prefix
     snapshot may stand. `document_digest` is set with `document_id`.
     """
 
@@ -56,7 +56,7 @@ class Part:
     document_id: str = ""
     document_digest: bytes = b""
     title: str = ""
-    ends_message: bool = False
+    ends_prefix: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -7,7 +7,7 @@ from services.router.domain.assignment import ColdSegment
 from services.router.domain.combine_choice import CombineWork, Holding, StoredState
 from services.router.domain.model import ModelInfo
 from services.router.domain.parts import Reason
-from services.router.domain.plan import PartPlan, Plan, Served, serve_live, without_prefix
+from services.router.domain.plan import PartPlan, Plan, Served, serve_live, with_true_snapshots, without_prefix
 from services.router.domain.schedule import Schedule, schedule_request
 from services.router.domain.workers import WorkerView
 
@@ -66,9 +66,9 @@ def apply_schedule(plan: Plan, schedule: Schedule, workers: Sequence[WorkerView]
         lambda each: _is_stored(each) and all(holder.worker_id not in known for holder in each.holders),
         Reason.HELD_ELSEWHERE,
     )
-    if schedule.captures.assignments:
-        return plan
-    return serve_live(plan, lambda each: each.served is Served.COLD and not each.captured, Reason.NO_PREFILL_WORKER)
+    if not schedule.captures.assignments:
+        plan = serve_live(plan, lambda each: each.served is Served.COLD and not each.captured, Reason.NO_PREFILL_WORKER)
+    return with_true_snapshots(plan)
 
 
 def _work(plan: Plan, info: ModelInfo) -> CombineWork:

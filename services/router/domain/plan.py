@@ -27,12 +27,16 @@ __all__ = [
     "settle_captures",
     "settle_prefix",
     "settle_segments",
+    "with_true_snapshots",
     "without_directory",
     "without_prefix",
 ]
 
 # Each boundary costs a look-up, and a snapshot when it is cold.
 _MAX_PREFIX_ENTRIES = 8
+# How a part of a chain was served. A part's content hash names the profile.
+_EXACT = "exact"
+_COMPOSED = "composed"
 
 
 class Served(StrEnum):
@@ -56,7 +60,8 @@ class EntryKind(StrEnum):
 class CacheEntry:
     """One look-up. `after_part` is set for prefixes: the number of parts that the snapshot covers.
 
-    `documents` are all with an id whose text stands in it: it falls with any of them.
+    `documents` are all with an id whose text stands in it: it falls with any of them. `is_composed`: a segment stands in it that
+    was composed.
     """
 
     kind: EntryKind
@@ -64,6 +69,7 @@ class CacheEntry:
     num_tokens: int
     documents: tuple[DocumentRef, ...] = ()
     after_part: int = 0
+    is_composed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,8 @@ class PartPlan:
 
     `repeats` marks a further occurrence of a segment within the prompt: it is computed once. `captured`: its state has
     been computed for this request, or is being computed; what is cold and has none, the worker captures as it combines.
-    `failure`: why it is not reused after all. `holders`: the workers that can be asked for its state.
+    `failure`: why it is not reused after all. `holders`: the workers that can be asked for its state. `beneath`: the state of
+    its own that a segment has which a prefix snapshot covers.
     """
 
     part: Part
@@ -144,6 +151,7 @@ class PartPlan:
     captured: Captured | None = None
     failure: Reason | None = None
     holders: tuple[Holding, ...] = ()
+    beneath: Outcome | None = None
 
     @property
     def order(self) -> Ticket | None:
@@ -231,8 +239,10 @@ def settle_segments(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
 
     def settle(each: PartPlan) -> PartPlan:
         outcome = outcomes.get(each.content_hash)
-        if outcome is None or each.part.kind is not PartKind.SEGMENT or each.served is Served.PREFIX:
+        if outcome is None or each.part.kind is not PartKind.SEGMENT:
             return each
+        if each.served is Served.PREFIX:
+            return replace(each, beneath=outcome if outcome.served is Served.HIT else None)
         is_first_answer = each.first is Served.LIVE
         return replace(
             each,
@@ -302,9 +312,37 @@ def without_directory(plan: Plan) -> Plan:
 
 
 def without_prefix(plan: Plan, reason: Reason) -> Plan:
-    """What the prefix snapshot would have served is computed in place, for this reason."""
-    live = serve_live(plan, lambda each: each.served is Served.PREFIX, reason)
-    return replace(live, prefix_key=b"", prefix_holders=())
+    """What the prefix snapshot would have served is composed where it has a state of its own, else computed, for this reason."""
+    live = serve_live(plan, lambda each: each.served is Served.PREFIX and each.beneath is None, reason)
+    parts = tuple(_uncover(each, each.beneath) if each.beneath else each for each in live.parts)
+    return replace(live, parts=parts, prefix_key=b"", prefix_holders=())
+
+
+def with_true_snapshots(plan: Plan) -> Plan:
+    """Without snapshots whose key says composed of a segment that is now to be computed in place."""
+    if not any(entry.is_composed for entry in plan.entries):
+        return plan
+    composed = {entry.after_part for entry in plan.entries if entry.is_composed}
+    served = (Served.PREFIX, Served.HIT, Served.COLD)
+    untrue = [
+        i for i, each in enumerate(plan.parts) if each.part.kind is PartKind.SEGMENT and each.served not in served
+    ]
+    true = (
+        one for one in plan.snapshots if one.after_part not in composed or not untrue or one.after_part <= untrue[0]
+    )
+    return replace(plan, snapshots=tuple(true))
+
+
+def _uncover(each: PartPlan, outcome: Outcome) -> PartPlan:
+    return replace(
+        each,
+        served=Served.HIT,
+        first=Served.HIT,
+        key=outcome.key,
+        tier=outcome.tier,
+        holders=outcome.holders,
+        beneath=None,
+    )
 
 
 def _settle_covered(each: PartPlan, outcome: Outcome) -> PartPlan:
@@ -330,20 +368,27 @@ def _draft_reason(part: Part, reuse: Reuse) -> Reason | None:
 
 
 def _prefix_entries(prompt: Prompt, hashes: list[bytes], min_tokens: int, reuse: Reuse) -> tuple[CacheEntry, ...]:
-    """Message ends whose parts are all served exactly: in `compose`, those ahead of the first segment."""
+    """Places where a snapshot may stand. Behind a segment that is composed the chain says so, and is offered to `compose` alone.
+
+    There the newest message's end is left out: its documents and question seldom come again together, and the turn that
+    follows marks it, as an end in its history.
+    """
     if reuse is Reuse.OFF:
         return ()
+    ends = [index for index, part in enumerate(prompt.parts[:-1]) if part.ends_prefix]
     entries: list[CacheEntry] = []
     chain = bytes(HASH_BYTES)
     num_tokens = 0
+    is_composed = False
     for index, (part, content) in enumerate(zip(prompt.parts[:-1], hashes, strict=False)):
-        if reuse is Reuse.COMPOSE and part.kind is PartKind.SEGMENT:
-            break
-        chain = chain_hash(chain, content, "exact")
+        is_composed_part = reuse is Reuse.COMPOSE and part.kind is PartKind.SEGMENT
+        is_composed = is_composed or is_composed_part
+        chain = chain_hash(chain, content, _COMPOSED if is_composed_part else _EXACT)
         num_tokens += part.num_tokens
-        if part.ends_message and num_tokens >= min_tokens:
+        is_newest = is_composed and index == ends[-1] if ends else False
+        if part.ends_prefix and num_tokens >= min_tokens and not is_newest:
             documents = _documents(prompt.parts[: index + 1])
-            entries.append(CacheEntry(EntryKind.PREFIX, chain, num_tokens, documents, index + 1))
+            entries.append(CacheEntry(EntryKind.PREFIX, chain, num_tokens, documents, index + 1, is_composed))
     # The first end is the deployment's system prompt, the last ones are the conversation's newest turns.
     kept = entries[:1] + entries[1:][-(_MAX_PREFIX_ENTRIES - 1) :]
     return tuple(reversed(kept))

@@ -201,10 +201,11 @@ class Tokens:
 
 
 class FinishReason(StrEnum):
-    """Why a reply ended: a stop token or string, or `max_tokens`."""
+    """Why a reply ended: a stop token or string, `max_tokens`, or calls of tools, which the router finds in the text."""
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """What a client asks for, after its JSON has been checked and normalised."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from blake3 import blake3
 
 from services.router.domain.errors import RouterError
 from services.router.domain.rates import NO_RATES, Rates
+from services.router.domain.tools import Tool, ToolCall
 
 __all__ = [
     "ChatPrompt",
@@ -50,14 +51,16 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A client string. `is_segment` is set by the client's `hypic: {segment: true}`."""
+    """A client string. `is_segment` is set by the client's `hypic: {segment: true}`, `is_breakpoint` by its marks for caches."""
 
     text: str
     is_segment: bool = False
+    is_breakpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Document:
     text: str
     title: str = ""
     document_id: str = ""
+    # A document is the same with and without a mark behind it.
+    is_breakpoint: bool = field(default=False, compare=False)
 
     @property
     def digest(self) -> bytes:
@@ -79,18 +84,27 @@ Content = Text | Document
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. `content` holds at least one item."""
+    """One turn. `content` holds at least one item, unless the assistant only calls tools.
+
+    `answers`: the id of the call whose result a tool's message is; empty where none is named.
+    """
 
     role: Role
     content: tuple[Content, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    answers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, and documents that stand ahead of the text of its last user message."""
+    """A conversation, and documents that stand ahead of the text of its last user message.
+
+    `tools` stand where the chat template puts them.
+    """
 
     messages: tuple[Message, ...]
     documents: tuple[Document, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

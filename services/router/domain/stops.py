@@ -8,10 +8,15 @@ __all__ = ["StopFilter", "StopResult"]
 
 @dataclass(frozen=True, slots=True)
 class StopResult:
-    """Text that may be shown, and whether a stop string was met right after it."""
+    """Text that may be shown, and the stop string that was met right after it; empty where none was."""
 
     text: str
-    is_stopped: bool
+    stop: str = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the reply ends here."""
+        return bool(self.stop)
 
 
 class StopFilter:
@@ -24,13 +29,14 @@ class StopFilter:
     def push(self, text: str) -> StopResult:
         """Add text; the earliest stop string in it ends the reply."""
         held = self._held + text
-        found = [at for at in (held.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for at, stop in ((held.find(stop), stop) for stop in self._stops) if at >= 0]
         if found:
+            at, stop = min(found)
             self._held = ""
-            return StopResult(held[: min(found)], True)
+            return StopResult(held[:at], stop)
         keep = max((_overlap(held, stop) for stop in self._stops), default=0)
         self._held = held[len(held) - keep :]
-        return StopResult(held[: len(held) - keep], False)
+        return StopResult(held[: len(held) - keep])
 
     def flush(self) -> str:
         """What is still held back when the reply ends otherwise."""

@@ -1,13 +1,21 @@
 """Ports to the libraries that know text: tokenizer and chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.router.domain.errors import RouterError
 from services.router.domain.request import Role
 
-__all__ = ["ChatTemplate", "Detokenizer", "TemplateError", "TemplateMessage", "Tokenizer"]
+__all__ = [
+    "ChatTemplate",
+    "Detokenizer",
+    "TemplateCall",
+    "TemplateError",
+    "TemplateMessage",
+    "TemplateValue",
+    "Tokenizer",
+]
 
 
 class TemplateError(RouterError):
@@ -20,20 +28,44 @@ class TemplateMessage:
 
     role: Role
     content: str
+    tool_calls: tuple["TemplateCall", ...] = ()
+    answers: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateValue:
+    """An object or array of a client: the template sees an empty one; where it writes it as JSON, the placeholder stands."""
+
+    value: dict[str, Any] | list[Any]
+    placeholder: str
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateCall:
+    """A tool call as the template sees it: placeholders of its id, its name, all arguments together, and each by itself.
+
+    A template writes the arguments in one of the two ways. `arguments` has placeholders as names; numbers, truth values and
+    null stand in it as they are, texts as placeholders.
+    """
+
+    call_id: str
+    name: str
+    whole: str
+    arguments: Mapping[str, Any]
 
 
 class ChatTemplate(Protocol):
     """Renders conversations. Pure and safe to call from several threads."""
 
-    def render_history(self, messages: Sequence[TemplateMessage]) -> str:
-        """The conversation up to the end of its last message.
+    def render_history(self, messages: Sequence[TemplateMessage], tools: Sequence[str] = ()) -> str:
+        """The conversation up to the end of its last message; `tools`: placeholders of their definitions as JSON.
 
         Raises:
             TemplateError: the template refuses the messages.
         """
         ...
 
-    def render_prompt(self, messages: Sequence[TemplateMessage]) -> str:
+    def render_prompt(self, messages: Sequence[TemplateMessage], tools: Sequence[str] = ()) -> str:
         """The conversation followed by the words that open the assistant's turn.
 
         Raises:

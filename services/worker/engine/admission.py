@@ -59,6 +59,13 @@ class ResolvedPrompt:
         fetched = sum(body_pages_of(context, segment.token_ids) for segment in self.fetched)
         return self.plan.pages_needed(context.pages.page_size) + captured + fetched
 
+    def num_as_asked(self, request: GenerateRequest) -> int:
+        """Leading parts of which none that was to be reused is computed in place."""
+        pairs = enumerate(zip(request.parts, self.served, strict=True))
+        live = Serving.LIVE
+        fallen = (index for index, (asked, done) in pairs if done.serving is live and asked.serving is not live)
+        return next(fallen, len(self.served))
+
     def compose(self, request: GenerateRequest, states: Mapping[bytes, SegmentState]) -> CombinePlan:
         """The plan with the states of what is captured and fetched, by key."""
         parts = [

@@ -316,6 +316,9 @@ class Engine:
         stored = []
         store = self.context.store
         for order in prompt.request.snapshots:
+            if prompt.resolved.num_as_asked(prompt.request) < order.after_part:
+                # Its key says how what it covers was served.
+                continue
             state = prompt.combine.snapshots.pop(order.after_part - 1 - prompt.resolved.first_part, None)
             if state is None:
                 continue

@@ -60,7 +60,7 @@ def expected_ids(*pieces: str | Text | Document) -> list[int]:
 
 
 def shape(prompt: Prompt) -> list[tuple[PartKind, Reason | None, bool]]:
-    return [(part.kind, part.live_reason, part.ends_message) for part in prompt.parts]
+    return [(part.kind, part.live_reason, part.ends_prefix) for part in prompt.parts]
 
 
 def test_documents_stand_in_the_last_user_message_in_order() -> None:
@@ -186,4 +186,4 @@ def check_invariants(parts: tuple[Part, ...]) -> None:
     assert PartKind.PREFIX not in kinds[kinds.count(PartKind.PREFIX) :]
     for left, right in pairwise(parts):
         plain = (Reason.NOT_MARKED, Reason.LAST_PART)
-        assert left.ends_message or not (left.live_reason in plain and right.live_reason in plain)
+        assert left.ends_prefix or not (left.live_reason in plain and right.live_reason in plain)

@@ -37,6 +37,11 @@ BASE = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
         ({"id": "a", "data": {"title": "Title", "text": "the text"}}, WHOLE),
         ({"id": "a", "data": {"title": "Title", "snippet": "the text"}}, WHOLE),
         ({"id": "a", "data": "the text"}, Document("the text", document_id="a")),
+        (
+            {"id": "a", "data": {"author": "Ann", "title": "Title", "year": 1903, "snippet": "the text", "new": True}},
+            Document("author: Ann\nyear: 1903\nnew: true\nthe text", "Title", "a"),
+        ),
+        ({"data": {"name": "Plepi", "founded": "1903"}}, Document("name: Plepi\nfounded: 1903")),
         ({"text": "the text", "title": None, "id": None, "score": 0.5}, Document("the text")),
         ({"text": " \n"}, Document(" \n")),
     ],

@@ -23,18 +23,20 @@ from services.router.domain.plan import (
     settle_captures,
     settle_prefix,
     settle_segments,
+    with_true_snapshots,
     without_directory,
+    without_prefix,
 )
 from services.router.domain.ports import PartServing, Prefilled, ServedPart
 from services.router.domain.request import Reuse
 
 PROFILE = Profile("digest", min_segment_tokens=12, min_body=8, document_open="", document_close="")
-SYSTEM = Part(PartKind.PREFIX, tuple(range(20)), Reason.NOT_MARKED, ends_message=True)
-TURN = Part(PartKind.PREFIX, tuple(range(20, 50)), Reason.NOT_MARKED, ends_message=True)
+SYSTEM = Part(PartKind.PREFIX, tuple(range(20)), Reason.NOT_MARKED, ends_prefix=True)
+TURN = Part(PartKind.PREFIX, tuple(range(20, 50)), Reason.NOT_MARKED, ends_prefix=True)
 OPENING = Part(PartKind.LIVE, (1, 2, 3), Reason.NOT_MARKED)
 SEGMENT = Part(PartKind.SEGMENT, tuple(range(100, 140)), document_id="a")
 OTHER = Part(PartKind.SEGMENT, tuple(range(200, 230)), document_id="b")
-QUESTION = Part(PartKind.LIVE, (4, 5, 6), Reason.NOT_MARKED, ends_message=True)
+QUESTION = Part(PartKind.LIVE, (4, 5, 6), Reason.NOT_MARKED, ends_prefix=True)
 LAST = Part(PartKind.LIVE, (7, 8), Reason.LAST_PART)
 PROMPT = Prompt((SYSTEM, TURN, OPENING, SEGMENT, OTHER, SEGMENT, QUESTION, LAST))
 TICKET = Ticket("ticket", 1)
@@ -97,8 +99,41 @@ def test_chains_depend_on_everything_before() -> None:
     assert not hashes[0] & hashes[1]
 
 
+HISTORY = Prompt((SYSTEM, SEGMENT, QUESTION, TURN, QUESTION, LAST))
+
+
+def test_behind_a_composed_segment_chains_say_so_and_the_newest_end_is_left_out() -> None:
+    plan = draft(HISTORY, PROFILE, Reuse.COMPOSE)
+    prefixes = [entry for entry in plan.entries if entry.kind is EntryKind.PREFIX]
+    assert [(entry.after_part, entry.is_composed) for entry in prefixes] == [(4, True), (3, True), (1, False)]
+    assert [[one.document_id for one in entry.documents] for entry in prefixes] == [["a"], ["a"], []]
+    exact = {entry.content_hash for entry in draft(HISTORY, PROFILE, Reuse.EXACT).entries}
+    assert [entry.content_hash in exact for entry in prefixes] == [False, False, True]
+
+
+def test_a_covered_segment_is_composed_after_all_where_the_snapshot_is_out_of_reach() -> None:
+    plan = settle(draft(HISTORY, PROFILE, Reuse.COMPOSE), [Served.HIT, Served.COLD, Served.HIT, Served.HIT])
+    assert [each.served for each in plan.parts] == [Served.PREFIX] * 4 + [Served.LIVE] * 2
+    without = without_prefix(plan, Reason.HELD_ELSEWHERE)
+    assert [each.served for each in without.parts] == [Served.LIVE, Served.HIT] + [Served.LIVE] * 4
+    assert without.parts[1].key
+    assert without.parts[1].reason is None
+    assert without.parts[3].reason is Reason.HELD_ELSEWHERE
+    gone = settle(draft(HISTORY, PROFILE, Reuse.COMPOSE), [Served.HIT, Served.COLD, Served.HIT, Served.COLD])
+    assert without_prefix(gone, Reason.HELD_ELSEWHERE).parts[1].served is Served.LIVE
+
+
+def test_snapshots_are_taken_only_of_what_is_served_as_their_key_says() -> None:
+    plan = settle(draft(HISTORY, PROFILE, Reuse.COMPOSE), [Served.COLD] * 4)
+    assert [one.after_part for one in with_true_snapshots(plan).snapshots] == [4, 3, 1]
+    fallen = serve_live(plan, lambda each: each.served is Served.COLD, Reason.FIRST_USE)
+    assert [one.after_part for one in with_true_snapshots(fallen).snapshots] == [1]
+    exact = settle(draft(HISTORY, PROFILE, Reuse.EXACT), [Served.COLD] * 4)
+    assert with_true_snapshots(exact).snapshots == exact.snapshots
+
+
 def test_short_prefixes_and_the_middle_of_long_conversations_are_not_asked_for() -> None:
-    turns = tuple(Part(PartKind.PREFIX, (n, n, n), Reason.NOT_MARKED, ends_message=True) for n in range(30))
+    turns = tuple(Part(PartKind.PREFIX, (n, n, n), Reason.NOT_MARKED, ends_prefix=True) for n in range(30))
     entries = draft(Prompt((*turns, LAST)), PROFILE, Reuse.COMPOSE).entries
     assert [entry.after_part for entry in entries] == [30, 29, 28, 27, 26, 25, 24, 3]
 

@@ -193,6 +193,34 @@ def test_a_snapshot_outlives_the_states_it_was_composed_from(rig: EngineRig) -> 
     rig.assert_nothing_held()
 
 
+@pytest.mark.parametrize("covered", [1, 2, 3])
+def test_a_snapshot_holds_what_was_composed_up_to_it(rig: EngineRig, covered: int) -> None:
+    """Also one right behind a segment, whose body then ends it."""
+    _store(rig)
+    parts = (segment(b"one", IDS), segment(b"two", OTHER), live(6, 4))
+    composed = rig.submit("r1", *parts, live(2, 5), snapshots=(SnapshotOrder(b"p", covered),), max_tokens=20)
+    rig.run()
+    assert [snapshot.key for snapshot in composed.prefilled.snapshots] == [b"p"]
+    prefix = [PromptPart(part.token_ids, Serving.PREFIX) for part in parts[:covered]]
+    heard = rig.submit("r2", *prefix, *parts[covered:], live(2, 5), prefix_key=b"p", max_tokens=20)
+    rig.run()
+    assert [part.serving for part in heard.served[:covered]] == [Serving.PREFIX] * covered
+    assert heard.tokens == composed.tokens
+
+
+def test_no_snapshot_is_kept_of_what_was_not_served_as_asked(rig: EngineRig) -> None:
+    """Its key says that the segment was composed; it was computed in place."""
+    _store(rig)
+    rig.drop_all([b"one"])
+    orders = (SnapshotOrder(b"p1", 1), SnapshotOrder(b"p2", 2), SnapshotOrder(b"p3", 3))
+    heard = rig.submit("r", live(9, 3), segment(b"one", IDS), live(6, 4), live(2, 5), snapshots=orders)
+    rig.run()
+    assert heard.served[1].reason == "state_dropped"
+    assert [snapshot.key for snapshot in heard.prefilled.snapshots] == [b"p1"]
+    rig.drop_all([b"p1", b"two"])
+    rig.assert_nothing_held()
+
+
 def test_the_same_snapshot_twice_is_kept_once(rig: EngineRig) -> None:
     for _ in range(2):
         heard = rig.submit("r", live(20, 5), live(1, 6), snapshots=(SnapshotOrder(b"p", 1),))
