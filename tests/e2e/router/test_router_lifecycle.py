@@ -143,7 +143,7 @@ def test_the_deadline_holds() -> None:
 
 
 def test_captures_beside_a_reply_leave_it_half_the_time() -> None:
-    with RouterStack(RouterSettings(request_timeout_seconds=2), can_capture=False) as stack:
+    with RouterStack(RouterSettings(request_timeout_seconds=6), can_capture=False) as stack:
         stack.worker.capture_delay_seconds = 30
         answered = stack.http.post(CHAT, json=BODY | {"documents": [DOCUMENT + "x"], "max_tokens": 3})
         assert answered.status_code == 200
