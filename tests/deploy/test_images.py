@@ -1,5 +1,6 @@
 """Container files: no engine builds them here, so their parts are checked one by one."""
 
+import fnmatch
 import re
 import shutil
 import subprocess
@@ -122,3 +123,12 @@ def test_the_demo_model_lies_where_the_overlay_looks(rendered: Mapping[str, list
     copied = [copy for stage in stages((IMAGES / "cpu.Dockerfile").read_text()) for copy in stage.of("COPY")]
     assert f"models/demo {folder}" in copied
     assert Path(ROOT / "models" / "demo" / "model.safetensors").exists()
+
+
+def test_what_services_read_beside_their_code_is_part_of_the_package() -> None:
+    """An image has the built package, not the checkout."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    files = [path for path in (ROOT / "services").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    beside = {path.name for path in files if path.suffix not in (".py", ".pyc")}
+    assert "plan.lua" in beside
+    assert [name for name in sorted(beside) if not any(fnmatch.fnmatch(name, each) for each in patterns)] == []
