@@ -1,4 +1,4 @@
-"""Rendered once for all tests: every overlay, and the production overlay with every component that it leaves out."""
+"""Rendered once for all tests: every overlay, production with the components that it leaves out, development with TLS."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,33 +13,36 @@ from tests.deploy.schemas import remember_schemas
 
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Manifest]]:
-    """By name of the overlay; `all` is production with all components beside each other."""
+    """By name of the overlay; `all` and `dev-tls` are made here."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: scripts/install_kubectl.py brings it")
     found = {name: kustomize(KUBERNETES / "overlays" / name) for name in OVERLAYS}
-    everything = _with_all_components(tmp_path_factory.mktemp("overlay"))
-    return {**found, "all": kustomize(everything)}
-
-
-def _with_all_components(folder: Path) -> Path:
-    """Kustomize follows relative paths only, and no link out of a folder."""
+    folder = tmp_path_factory.mktemp("overlay")
+    # Kustomize follows relative paths only, and no link out of a folder.
     shutil.copytree(KUBERNETES.parent, folder / "deploy")
-    overlay = folder / "deploy" / "k8s" / "overlays" / "all"
-    overlay.mkdir()
-    listed = yaml.safe_load((KUBERNETES / "overlays" / "prod" / "kustomization.yaml").read_text())["components"]
-    others = sorted(
-        {path.name for path in (KUBERNETES / "components").iterdir()} - {Path(each).name for each in listed}
-    )
-    # A cluster has the Redis inside or outside of it.
-    others.remove("redis")
+    found["all"] = kustomize(_with_components(folder, "prod", _left_out("prod")))
+    found["dev-tls"] = kustomize(_with_components(folder, "dev", ["tls"]))
+    return found
+
+
+def _left_out(overlay: str) -> list[str]:
+    """Components that an overlay has not, but for Redis, which is inside or outside of the cluster."""
+    listed = yaml.safe_load((KUBERNETES / "overlays" / overlay / "kustomization.yaml").read_text())["components"]
+    used = {"redis", *(Path(each).name for each in listed)}
+    return sorted({path.name for path in (KUBERNETES / "components").iterdir()} - used)
+
+
+def _with_components(folder: Path, overlay: str, components: list[str]) -> Path:
+    made = folder / "deploy" / "k8s" / "overlays" / f"{overlay}-and-more"
+    made.mkdir()
     added = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": ["../prod"],
-        "components": [f"../../components/{each}" for each in others],
+        "resources": [f"../{overlay}"],
+        "components": [f"../../components/{each}" for each in components],
     }
-    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(added))
-    return overlay
+    (made / "kustomization.yaml").write_text(yaml.safe_dump(added))
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.deploy.schemas import faults_of_schemas, versions
 from tests.deploy.settings_checks import faults_of_settings, read_settings
 from tests.deploy.wiring_checks import faults_of_wiring
 
-NAMES = ("dev", "prod", "all")
+NAMES = ("dev", "prod", "all", "dev-tls")
 Rendered = Mapping[str, list[Manifest]]
 # In the network that the production overlay gives to Redis.
 REDIS_ADDRESS = "10.20.0.7"
@@ -51,10 +51,10 @@ def test_policies_keep_everybody_else_out(rendered: Rendered, name: str) -> None
     prometheus = Outside("monitoring", {"app.kubernetes.io/name": "prometheus"})
     stranger = Outside("default", {"app.kubernetes.io/name": "hypic", "app.kubernetes.io/component": "router"})
     assert allows(manifests, gateway, router, 8000)
-    for target, ports in ((router, [8000]), (cache, [7101, 9101]), (worker, [7102, 9102])):
+    for target, ports in ((router, [8000, 9100]), (cache, [7101, 7201, 9101]), (worker, [7102, 7202, 9102])):
         assert not any(allows(manifests, stranger, target, port) for port in ports)
-        assert not allows(manifests, gateway, target, ports[-1]) or target is router
-        assert allows(manifests, prometheus, target, ports[-1])
+        assert [port for port in ports if allows(manifests, gateway, target, port)] == [8000] * (target is router)
+        assert [port for port in ports if allows(manifests, prometheus, target, port)] == [ports[-1]]
     assert not allows(manifests, router, Outside(address=REDIS_ADDRESS), 6380)
     assert not allows(manifests, cache, router, 8000)
     assert not allows(manifests, worker, Outside(address="1.1.1.1"), 443)
@@ -92,6 +92,7 @@ def test_production_has_gpus_tiers_and_several_of_everything(rendered: Rendered)
     assert settings.worker.device == "cuda"
     assert settings.worker.disk_directory is not None
     assert settings.cache.redis_url.startswith("rediss://")
+    assert all(each.tls for each in (settings.router, settings.cache, settings.worker))
     assert all(workload(manifests, each).manifest["spec"]["replicas"] > 1 for each in ("router", "cache", "worker"))
     assert next(of_kind(manifests, "PodMonitor"))
     num_workers = workload(manifests, "worker").manifest["spec"]["replicas"]
