@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 import uvloop
@@ -185,9 +186,9 @@ def main() -> None:
     """`hypic router`: exits with 0 after a graceful end, with 1 when the address is taken."""
     settings = RouterSettings.load_or_exit()
     configure_logging("router", settings.log_level, settings.log_format)
-    # uvicorn raises the signal again once it has ended; by then there is nothing left to do.
-    signal.signal(signal.SIGTERM, _ignore)
-    signal.signal(signal.SIGINT, _ignore)
+    # Before uvicorn takes signals there is nothing to finish; once it has ended it raises them again, and all is done.
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, _end)
     # What a request leaves is freed as it ends; looking through all that lives, as often as by default, is a tenth of the work.
     gc.freeze()
     gc.set_threshold(_ADDED_OBJECTS_TO_COLLECT)
@@ -204,8 +205,8 @@ def main() -> None:
         raise SystemExit(2) from error
 
 
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    return None
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
 
 
 def _usual_quotas(settings: RouterSettings) -> Quotas:

@@ -185,6 +185,26 @@ def test_sigterm_finishes_the_stream_and_exits_with_0() -> None:
         wait_until(lambda: not services.cache.leases)
 
 
+def test_sigterm_during_the_start_ends_it_with_0() -> None:
+    code = """
+import os, signal
+from services.router import bootstrap
+create_app = bootstrap.create_app
+def create_app_and_be_told_to_end(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return create_app(*arguments)
+bootstrap.create_app = create_app_and_be_told_to_end
+bootstrap.main()
+"""
+    environment = os.environ | {"HYPIC_ROUTER_PORT": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
+    try:
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def _is_ready(url: str) -> bool:
     try:
         return httpx2.get(f"{url}/health/ready").status_code == 200
