@@ -109,6 +109,13 @@ def test_the_gpu_image_has_a_torch_and_a_triton_that_the_project_asks_for() -> N
     assert "'/^(torch|triton)==/d' cpu.txt" in (IMAGES / "gpu.Dockerfile").read_text()
 
 
+def test_images_install_every_extra_that_serves() -> None:
+    text = "".join((IMAGES / name).read_text() for name in TARGETS)
+    installed = {extra for extras in re.findall(r"'\.\[([\w,]+)\]'", text) for extra in extras.split(",")}
+    assert installed == {"router", "cache", "worker", "grammars", "gpu"}
+    assert installed <= set(PROJECT["optional-dependencies"])
+
+
 def test_a_compiler_is_there_where_triton_needs_one() -> None:
     worker = stages((IMAGES / "gpu.Dockerfile").read_text())[-1]
     assert any("gcc" in command and "libpython3.12-dev" in command for command in worker.of("RUN"))
