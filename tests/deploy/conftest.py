@@ -1,5 +1,6 @@
 """Rendered once for all tests: every overlay, production with the components that it leaves out, development with TLS."""
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.rendering import KUBERNETES, OVERLAYS, Manifest, kustomize
+from tests.deploy.rendering import KUBERNETES, OVERLAYS, ROOT, Manifest, kustomize
 from tests.deploy.schemas import remember_schemas
 
 
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Manifest]]:
-    """By name of the overlay; `all` and `dev-tls` are made here."""
+    """By name of the overlay; `all`, `dev-tls` and `mine` are made here."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: scripts/install_kubectl.py brings it")
     found = {name: kustomize(KUBERNETES / "overlays" / name) for name in OVERLAYS}
@@ -22,7 +23,17 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Mani
     shutil.copytree(KUBERNETES.parent, folder / "deploy")
     found["all"] = kustomize(_with_components(folder, "prod", _left_out("prod")))
     found["dev-tls"] = kustomize(_with_components(folder, "dev", ["tls"]))
+    found["mine"] = kustomize(_of_the_page(folder))
     return found
+
+
+def _of_the_page(folder: Path) -> Path:
+    """The overlay that docs/kubernetes.md gives as an example."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.DOTALL)
+    made = folder / "deploy" / "k8s" / "overlays" / "mine"
+    made.mkdir()
+    (made / "kustomization.yaml").write_text(text)
+    return made
 
 
 def _left_out(overlay: str) -> list[str]:

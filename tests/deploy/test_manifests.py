@@ -11,10 +11,10 @@ from tests.deploy.schemas import faults_of_schemas, versions
 from tests.deploy.settings_checks import faults_of_settings, read_settings
 from tests.deploy.wiring_checks import faults_of_wiring
 
-NAMES = ("dev", "prod", "all", "dev-tls")
+NAMES = ("dev", "prod", "all", "dev-tls", "mine")
 Rendered = Mapping[str, list[Manifest]]
-# In the network that the production overlay gives to Redis.
-REDIS_ADDRESS = "10.20.0.7"
+# In the networks that the overlays give to Redis.
+REDIS_ADDRESSES = dict.fromkeys(NAMES, "10.20.0.7") | {"mine": "10.9.0.7"}
 
 
 @pytest.mark.usefixtures("_remembered_schemas")
@@ -40,7 +40,7 @@ def test_every_overlay_is_without_fault(
 @pytest.mark.parametrize("name", NAMES)
 def test_policies_let_through_what_the_settings_name(rendered: Rendered, name: str) -> None:
     manifests = rendered[name]
-    assert faults_of_addresses(manifests, read_settings(manifests), REDIS_ADDRESS) == []
+    assert faults_of_addresses(manifests, read_settings(manifests), REDIS_ADDRESSES[name]) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,7 +55,7 @@ def test_policies_keep_everybody_else_out(rendered: Rendered, name: str) -> None
         assert not any(allows(manifests, stranger, target, port) for port in ports)
         assert [port for port in ports if allows(manifests, gateway, target, port)] == [8000] * (target is router)
         assert [port for port in ports if allows(manifests, prometheus, target, port)] == [ports[-1]]
-    assert not allows(manifests, router, Outside(address=REDIS_ADDRESS), 6380)
+    assert not allows(manifests, router, Outside(address=REDIS_ADDRESSES[name]), 6380)
     assert not allows(manifests, cache, router, 8000)
     assert not allows(manifests, worker, Outside(address="1.1.1.1"), 443)
     dns = Outside("kube-system", {"k8s-app": "kube-dns"})
@@ -97,6 +97,15 @@ def test_production_has_gpus_tiers_and_several_of_everything(rendered: Rendered)
     assert next(of_kind(manifests, "PodMonitor"))
     num_workers = workload(manifests, "worker").manifest["spec"]["replicas"]
     assert settings.cache.budget_bytes == num_workers * settings.worker.disk_bytes
+
+
+def test_the_example_of_the_page_says_what_differs(rendered: Rendered) -> None:
+    images = {one["image"] for each in workloads(rendered["mine"]) for one in each.containers}
+    assert images == {f"registry.example.com/hypic/{name}:0.1.0" for name in ("services", "worker-gpu")}
+    settings = read_settings(rendered["mine"])
+    assert settings.cache.redis_url == "rediss://redis.internal:6380/0"
+    assert settings.cache.budget_bytes == 2 * settings.worker.disk_bytes
+    assert named(rendered["mine"], "HTTPRoute", "hypic")["spec"]["hostnames"] == ["llm.example.com"]
 
 
 def test_the_route_outlives_the_longest_request(rendered: Rendered) -> None:
