@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from services.common.rpc import cache_channel, worker_channel
 from services.common.telemetry import configure_logging, get_logger
+from services.common.tracing import configure_tracing
 from services.router.adapters.auth import Gate
 from services.router.adapters.beside import serve_beside
 from services.router.adapters.clients import GrpcDirectory
@@ -37,6 +38,7 @@ from services.router.adapters.parse import RequestParser
 from services.router.adapters.quotas import BoundedRouter, SheddingRouter
 from services.router.adapters.recording import RecordingRouter
 from services.router.adapters.store_client import GrpcStore
+from services.router.adapters.traced import TracedRouter
 from services.router.adapters.worker_pool import WorkerPool
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
@@ -131,7 +133,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     shedding = SheddingPolicy(settings.max_queue_seconds, settings.max_requests_per_worker)
     answering = SheddingRouter(ChoosingRouter(Router(pool, services, limits).generate), pool.views, shedding)
     bounded = BoundedRouter(answering)
-    generator = MeteredRouter(RecordingRouter(bounded, recent), metrics)
+    generator = TracedRouter(MeteredRouter(RecordingRouter(bounded, recent), metrics))
     surface = HttpSurface(
         generator,
         pool,
@@ -186,6 +188,7 @@ def main() -> None:
     """`hypic router`: exits with 0 after a graceful end, with 1 when the address is taken."""
     settings = RouterSettings.load_or_exit()
     configure_logging("router", settings.log_level, settings.log_format)
+    configure_tracing("router", "HYPIC_ROUTER_OTLP_ENDPOINT", settings.otlp_endpoint)
     # Before uvicorn takes signals there is nothing to finish; once it has ended it raises them again, and all is done.
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, _end)
