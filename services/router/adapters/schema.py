@@ -133,6 +133,8 @@ class SharedBody(BaseModel):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     user: str | None = None
+    # vLLM's: lower is sooner.
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     hypic: HypicOptions | None = None
 
 
