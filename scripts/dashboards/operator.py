@@ -145,7 +145,7 @@ OPERATOR = Dashboard(
                     "Damaged blobs",
                     {"{{instance}} {{tier}}": rate("hypic_worker_corrupt_blobs_total", "instance, tier")},
                 ),
-                Panel("Answers to scrapes", {"{{job}} {{instance}}": 'min by (job, instance) (up{job=~"hypic.*"})'}),
+                Panel("Answers to scrapes", {"{{job}} {{instance}}": 'min by (job, instance) (up{job=~".*hypic.*"})'}),
             ),
         ),
     ),

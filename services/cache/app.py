@@ -18,9 +18,11 @@ from services.cache.domain.pins import Pins
 from services.cache.domain.values import Removal
 from services.common.errors import HypicError, InternalError
 from services.common.telemetry import get_logger, set_request_id
+from services.common.tracing import serve_rpc
 
 __all__ = ["CacheServicer"]
 
+_PLAN = "hypic.v1.CacheService/Plan"
 _PIN_SCOPES = "scope: one of document_id and whole_tenant = true must be set"
 _Context = grpc.aio.ServicerContext[Message, Message]
 
@@ -51,7 +53,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     async def _plan(self, request: pb.PlanRequest) -> pb.PlanResponse:
         set_request_id(request.request_id)
         try:
-            with _wire_errors():
+            with serve_rpc(_PLAN, request.traceparent), _wire_errors():
                 reply = await self._cache.plan(messages.plan_request(request))
             return messages.plan_message(request.call, reply)
         except HypicError as error:

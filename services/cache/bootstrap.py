@@ -26,6 +26,7 @@ from services.cache.domain.pins import Pins
 from services.cache.settings import CacheSettings
 from services.common.rpc import HealthSwitch, create_server, serve_health
 from services.common.telemetry import configure_logging, get_logger, serve_metrics
+from services.common.tracing import configure_tracing
 
 __all__ = ["CacheProcess", "create_directory", "main", "run", "serve", "start"]
 
@@ -152,6 +153,7 @@ async def serve(settings: CacheSettings) -> None:
 def run(settings: CacheSettings) -> None:
     """Serve in a new event loop; returns after a drained stop."""
     configure_logging("cache", settings.log_level, settings.log_format)
+    configure_tracing("cache", "HYPIC_CACHE_OTLP_ENDPOINT", settings.otlp_endpoint)
     gc.set_threshold(_ADDED_OBJECTS_TO_COLLECT)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -30,5 +30,5 @@ Serving {model} at {base_url}/v1. Try (twice: the second time the document is re
   print(reply.choices[0].message.content, reply.usage.prompt_tokens_details.cached_tokens)
 
 {key_note}
-Stop with Ctrl-C.
+Stop with Ctrl-C. What it does meanwhile: {base_url}/console
 """

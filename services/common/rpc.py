@@ -3,8 +3,9 @@
 # grpc's handler type is generic in its stubs only.
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -13,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from services.common.errors import HypicError
 from services.common.telemetry import current_request_id, get_logger, set_request_id
 from services.common.tls import Identity, TlsFiles, server_credentials
+from services.common.tracing import TRACE_HEADER, serve_rpc, trace_parent
 
 __all__ = [
     "CHUNK_BYTES",
@@ -83,9 +85,9 @@ def worker_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
 
 
 def request_metadata() -> tuple[tuple[str, str], ...]:
-    """Metadata that hands the running request's id to the peer; pass it with every call."""
-    request_id = current_request_id()
-    return ((_REQUEST_ID, request_id),) if request_id else ()
+    """Metadata that hands the running request's id, and its place in its trace, to the peer; pass it with every call."""
+    ids = ((_REQUEST_ID, current_request_id()), (TRACE_HEADER, trace_parent()))
+    return tuple((name, value) for name, value in ids if value)
 
 
 class HealthSwitch:
@@ -121,53 +123,74 @@ class _Boundary(grpc.aio.ServerInterceptor):
         is_health = str(handler_call_details.method).startswith("/grpc.health.")
         if handler is None or handler.request_streaming or is_health:
             return cast("grpc.RpcMethodHandler[Request, Response] | None", handler)
-        request_id = str(dict(handler_call_details.invocation_metadata or ()).get(_REQUEST_ID, ""))
+        caller = _caller(handler_call_details)
         wrapped: Any
         if handler.response_streaming:
             wrapped = grpc.unary_stream_rpc_method_handler(
-                _guard_stream(handler.unary_stream, request_id),
+                _guard_stream(handler.unary_stream, caller),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         else:
             wrapped = grpc.unary_unary_rpc_method_handler(
-                _guard_unary(handler.unary_unary, request_id),
+                _guard_unary(handler.unary_unary, caller),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         return cast("grpc.RpcMethodHandler[Request, Response]", wrapped)
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """What a call's metadata says of the request behind it. trace_parent: empty outside a trace."""
+
+    method: str
+    request_id: str
+    trace_parent: str
+
+    @contextmanager
+    def bound(self) -> Iterator[None]:
+        """Logs, calls and spans of the running task belong to the caller's request."""
+        set_request_id(self.request_id)
+        with serve_rpc(self.method, self.trace_parent):
+            yield
+
+
+def _caller(details: grpc.HandlerCallDetails) -> _Caller:
+    metadata = dict(details.invocation_metadata or ())
+    return _Caller(str(details.method), str(metadata.get(_REQUEST_ID, "")), str(metadata.get(TRACE_HEADER, "")))
+
+
 def _guard_unary(
-    method: Callable[[Request, Context[Request, Response]], Awaitable[Response]], request_id: str
+    method: Callable[[Request, Context[Request, Response]], Awaitable[Response]], caller: _Caller
 ) -> Callable[[Request, Context[Request, Response]], Awaitable[Response]]:
     async def guarded(request: Request, context: Context[Request, Response]) -> Response:
-        set_request_id(request_id)
-        try:
-            return await method(request, context)
-        except HypicError as error:
-            await context.abort(error.status, str(error))
-        except Exception:
-            get_logger().exception("rpc_failed")
-            raise
+        with caller.bound():
+            try:
+                return await method(request, context)
+            except HypicError as error:
+                await context.abort(error.status, str(error))
+            except Exception:
+                get_logger().exception("rpc_failed")
+                raise
 
     return guarded
 
 
 def _guard_stream(
-    method: Callable[[Request, Context[Request, Response]], AsyncGenerator[Response]], request_id: str
+    method: Callable[[Request, Context[Request, Response]], AsyncGenerator[Response]], caller: _Caller
 ) -> Callable[[Request, Context[Request, Response]], AsyncGenerator[Response]]:
     async def guarded(request: Request, context: Context[Request, Response]) -> AsyncGenerator[Response]:
-        set_request_id(request_id)
-        try:
-            async with aclosing(method(request, context)) as messages:
-                async for message in messages:
-                    yield message
-        except HypicError as error:
-            await context.abort(error.status, str(error))
-        except Exception:
-            get_logger().exception("rpc_failed")
-            raise
+        with caller.bound():
+            try:
+                async with aclosing(method(request, context)) as messages:
+                    async for message in messages:
+                        yield message
+            except HypicError as error:
+                await context.abort(error.status, str(error))
+            except Exception:
+                get_logger().exception("rpc_failed")
+                raise
 
     return guarded
 

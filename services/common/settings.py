@@ -32,6 +32,13 @@ class ServiceSettings(BaseSettings):
     )
     log_format: Literal["json", "console"] = Field(default="json", description="one JSON object a line, or plain lines")
 
+    otlp_endpoint: str = Field(
+        default="",
+        pattern=r"^(https?://.+)?$",
+        description="collector of traces, `http://host:4317` (OTLP over gRPC); empty is off. Needs the extra `tracing`."
+        " `OTEL_TRACES_SAMPLER` chooses which requests are traced",
+    )
+
     tls_cert_file: Path | None = Field(
         default=None,
         description="PEM certificate with its chain, for mutual TLS with the other services; set all three files or none",

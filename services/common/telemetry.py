@@ -1,4 +1,4 @@
-"""Structured logs that carry the request id, and the metrics endpoint."""
+"""Structured logs that carry the ids of request and trace, and the metrics endpoint."""
 
 import contextvars
 import logging
@@ -8,6 +8,7 @@ import warnings
 from typing import Literal, TextIO
 
 import structlog
+from opentelemetry import trace
 from prometheus_client import CollectorRegistry, start_http_server
 
 __all__ = ["configure_logging", "current_request_id", "get_logger", "new_request_id", "serve_metrics", "set_request_id"]
@@ -30,10 +31,13 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-def _add_request_id(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _add_ids(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     request_id = _request_id.get()
     if request_id:
         event.setdefault("request_id", request_id)
+    trace_id = trace.get_current_span().get_span_context().trace_id
+    if trace_id:
+        event.setdefault("trace_id", f"{trace_id:032x}")
     return event
 
 
@@ -55,7 +59,7 @@ def configure_logging(service: str, level: str, log_format: Literal["json", "con
     structlog.configure(
         processors=[
             _add_field("service", service),
-            _add_request_id,
+            _add_ids,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

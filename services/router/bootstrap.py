@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 import uvloop
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from services.common.rpc import cache_channel, worker_channel
 from services.common.telemetry import configure_logging, get_logger
+from services.common.tracing import configure_tracing
 from services.router.adapters.auth import Gate
 from services.router.adapters.beside import serve_beside
 from services.router.adapters.clients import GrpcDirectory
@@ -36,6 +38,7 @@ from services.router.adapters.parse import RequestParser
 from services.router.adapters.quotas import BoundedRouter, SheddingRouter
 from services.router.adapters.recording import RecordingRouter
 from services.router.adapters.store_client import GrpcStore
+from services.router.adapters.traced import TracedRouter
 from services.router.adapters.worker_pool import WorkerPool
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
@@ -130,7 +133,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     shedding = SheddingPolicy(settings.max_queue_seconds, settings.max_requests_per_worker)
     answering = SheddingRouter(ChoosingRouter(Router(pool, services, limits).generate), pool.views, shedding)
     bounded = BoundedRouter(answering)
-    generator = MeteredRouter(RecordingRouter(bounded, recent), metrics)
+    generator = TracedRouter(MeteredRouter(RecordingRouter(bounded, recent), metrics))
     surface = HttpSurface(
         generator,
         pool,
@@ -185,9 +188,10 @@ def main() -> None:
     """`hypic router`: exits with 0 after a graceful end, with 1 when the address is taken."""
     settings = RouterSettings.load_or_exit()
     configure_logging("router", settings.log_level, settings.log_format)
-    # uvicorn raises the signal again once it has ended; by then there is nothing left to do.
-    signal.signal(signal.SIGTERM, _ignore)
-    signal.signal(signal.SIGINT, _ignore)
+    configure_tracing("router", "HYPIC_ROUTER_OTLP_ENDPOINT", settings.otlp_endpoint)
+    # Before uvicorn takes signals there is nothing to finish; once it has ended it raises them again, and all is done.
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, _end)
     # What a request leaves is freed as it ends; looking through all that lives, as often as by default, is a tenth of the work.
     gc.freeze()
     gc.set_threshold(_ADDED_OBJECTS_TO_COLLECT)
@@ -204,8 +208,8 @@ def main() -> None:
         raise SystemExit(2) from error
 
 
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    return None
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
 
 
 def _usual_quotas(settings: RouterSettings) -> Quotas:

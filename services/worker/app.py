@@ -20,6 +20,7 @@ from services.worker.adapters.metrics import TokenGaps, WorkerMetrics
 from services.worker.adapters.prompt_fetch import PromptFetch
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.served_model import ServedModel
+from services.worker.adapters.stage_spans import StageSpans
 from services.worker.adapters.state_sender import StateSender
 from services.worker.adapters.transfers import Transfers
 from services.worker.engine.commands import Cancel, Submit, SubmitCapture
@@ -149,7 +150,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await self._residency.forget_ordered(ordered)
             fetch = PromptFetch(await self._transfers.plan(wanted) if self._place.moves_states else {})
             await self._engine.call(Submit(fetch.mark(job)))
+            stages = StageSpans()
             async for event in _until_finished(events):
+                stages.note(event)
                 if isinstance(event, FetchEvent):
                     # What does not come leaves time to be computed.
                     self._transfers.start(event, wanted[event.key], (context.time_remaining() or math.inf) / 2)

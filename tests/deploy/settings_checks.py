@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 from services.cache.settings import CacheSettings
@@ -59,7 +60,7 @@ def faults_of_settings(manifests: Sequence[Manifest]) -> list[str]:
         *_foreign_variables(manifests),
         *_faults_of_endings(manifests, settings),
         *_faults_of_ports(manifests, settings),
-        *_faults_of_paths(manifests, settings),
+        *_faults_of_paths(manifests),
         *_faults_of_sizes(manifests, settings),
     ]
 
@@ -73,7 +74,9 @@ def bytes_of(quantity: str) -> int:
 
 def _read(manifests: Sequence[Manifest], component: str) -> ServiceSettings:
     (container,) = workload(manifests, component).containers
-    with mock.patch.dict(os.environ, environment(manifests, container), clear=True):
+    variables = mock.patch.dict(os.environ, environment(manifests, container), clear=True)
+    # What lies in secrets is not here.
+    with variables, mock.patch("services.common.settings.check_files"):
         return _CLASSES[component].from_environment()
 
 
@@ -103,9 +106,17 @@ def _faults_of_endings(manifests: Sequence[Manifest], settings: Settings) -> Ite
 
 def _faults_of_ports(manifests: Sequence[Manifest], settings: Settings) -> Iterator[str]:
     listening = {
-        "router": {"http": settings.router.port},
-        "cache": {"grpc": _port(settings.cache.listen_address), "metrics": settings.cache.metrics_port},
-        "worker": {"grpc": _port(settings.worker.listen_address), "metrics": settings.worker.metrics_port},
+        "router": {"http": settings.router.port, "metrics": _port(settings.router.operations_address)},
+        "cache": {
+            "grpc": _port(settings.cache.listen_address),
+            "health": _port(settings.cache.health_address),
+            "metrics": settings.cache.metrics_port,
+        },
+        "worker": {
+            "grpc": _port(settings.worker.listen_address),
+            "health": _port(settings.worker.health_address),
+            "metrics": settings.worker.metrics_port,
+        },
     }
     for component, ports in listening.items():
         each = workload(manifests, component)
@@ -117,17 +128,15 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _faults_of_paths(manifests: Sequence[Manifest], settings: Settings) -> Iterator[str]:
-    for component, paths in {
-        "router": [settings.router.api_keys_file],
-        "cache": [settings.cache.redis_ca_file, settings.cache.journal_file],
-        "worker": [settings.worker.disk_directory],
-    }.items():
+def _faults_of_paths(manifests: Sequence[Manifest]) -> Iterator[str]:
+    for component in _CLASSES:
         each = workload(manifests, component)
-        mounts = [mount["mountPath"] for one in each.containers for mount in one["volumeMounts"]]
-        for path in filter(None, paths):
-            if not any(path.is_relative_to(mount) for mount in mounts):
-                yield f"{each.name}: {path} lies on no volume"
+        (container,) = each.containers
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        for name, value in environment(manifests, container).items():
+            is_path = name.endswith(("_FILE", "_DISK_DIRECTORY"))
+            if is_path and not any(Path(value).is_relative_to(mount) for mount in mounts):
+                yield f"{each.name}: {value} lies on no volume"
 
 
 def _faults_of_sizes(manifests: Sequence[Manifest], settings: Settings) -> Iterator[str]:

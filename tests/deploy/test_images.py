@@ -1,5 +1,6 @@
 """Container files: no engine builds them here, so their parts are checked one by one."""
 
+import fnmatch
 import re
 import shutil
 import subprocess
@@ -90,7 +91,7 @@ def test_the_build_does_not_see(path: str) -> None:
 def test_images_of_the_overlays_are_those_that_are_built(rendered: Mapping[str, list[Manifest]]) -> None:
     makefile = (ROOT / "Makefile").read_text()
     built = set(re.findall(r"-t \$\(IMAGES\)/([\w-]+):\$\(VERSION\)", makefile))
-    used = {one["image"] for each in rendered.values() for pod in workloads(each) for one in pod.containers}
+    used = {one["image"] for name in ("dev", "prod") for pod in workloads(rendered[name]) for one in pod.containers}
     assert used - {f"hypic/{name}:{PROJECT['version']}" for name in built} == {"redis:7.4.2-alpine"}
     assert built == {"services", "worker-cpu", "worker-gpu"}
     for name in TARGETS:
@@ -108,6 +109,13 @@ def test_the_gpu_image_has_a_torch_and_a_triton_that_the_project_asks_for() -> N
     assert "'/^(torch|triton)==/d' cpu.txt" in (IMAGES / "gpu.Dockerfile").read_text()
 
 
+def test_images_install_every_extra_that_serves() -> None:
+    text = "".join((IMAGES / name).read_text() for name in TARGETS)
+    installed = {extra for extras in re.findall(r"'\.\[([\w,]+)\]'", text) for extra in extras.split(",")}
+    assert installed == {"router", "cache", "worker", "grammars", "gpu"}
+    assert installed <= set(PROJECT["optional-dependencies"])
+
+
 def test_a_compiler_is_there_where_triton_needs_one() -> None:
     worker = stages((IMAGES / "gpu.Dockerfile").read_text())[-1]
     assert any("gcc" in command and "libpython3.12-dev" in command for command in worker.of("RUN"))
@@ -122,3 +130,12 @@ def test_the_demo_model_lies_where_the_overlay_looks(rendered: Mapping[str, list
     copied = [copy for stage in stages((IMAGES / "cpu.Dockerfile").read_text()) for copy in stage.of("COPY")]
     assert f"models/demo {folder}" in copied
     assert Path(ROOT / "models" / "demo" / "model.safetensors").exists()
+
+
+def test_what_services_read_beside_their_code_is_part_of_the_package() -> None:
+    """An image has the built package, not the checkout."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    files = [path for path in (ROOT / "services").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    beside = {path.name for path in files if path.suffix not in (".py", ".pyc")}
+    assert "plan.lua" in beside
+    assert [name for name in sorted(beside) if not any(fnmatch.fnmatch(name, each) for each in patterns)] == []

@@ -11,10 +11,10 @@ from tests.deploy.schemas import faults_of_schemas, versions
 from tests.deploy.settings_checks import faults_of_settings, read_settings
 from tests.deploy.wiring_checks import faults_of_wiring
 
-NAMES = ("dev", "prod", "all")
+NAMES = ("dev", "prod", "all", "dev-tls", "mine")
 Rendered = Mapping[str, list[Manifest]]
-# In the network that the production overlay gives to Redis.
-REDIS_ADDRESS = "10.20.0.7"
+# In the networks that the overlays give to Redis.
+REDIS_ADDRESSES = dict.fromkeys(NAMES, "10.20.0.7") | {"mine": "10.9.0.7"}
 
 
 @pytest.mark.usefixtures("_remembered_schemas")
@@ -40,7 +40,7 @@ def test_every_overlay_is_without_fault(
 @pytest.mark.parametrize("name", NAMES)
 def test_policies_let_through_what_the_settings_name(rendered: Rendered, name: str) -> None:
     manifests = rendered[name]
-    assert faults_of_addresses(manifests, read_settings(manifests), REDIS_ADDRESS) == []
+    assert faults_of_addresses(manifests, read_settings(manifests), REDIS_ADDRESSES[name]) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,11 +51,11 @@ def test_policies_keep_everybody_else_out(rendered: Rendered, name: str) -> None
     prometheus = Outside("monitoring", {"app.kubernetes.io/name": "prometheus"})
     stranger = Outside("default", {"app.kubernetes.io/name": "hypic", "app.kubernetes.io/component": "router"})
     assert allows(manifests, gateway, router, 8000)
-    for target, ports in ((router, [8000]), (cache, [7101, 9101]), (worker, [7102, 9102])):
+    for target, ports in ((router, [8000, 9100]), (cache, [7101, 7201, 9101]), (worker, [7102, 7202, 9102])):
         assert not any(allows(manifests, stranger, target, port) for port in ports)
-        assert not allows(manifests, gateway, target, ports[-1]) or target is router
-        assert allows(manifests, prometheus, target, ports[-1])
-    assert not allows(manifests, router, Outside(address=REDIS_ADDRESS), 6380)
+        assert [port for port in ports if allows(manifests, gateway, target, port)] == [8000] * (target is router)
+        assert [port for port in ports if allows(manifests, prometheus, target, port)] == [ports[-1]]
+    assert not allows(manifests, router, Outside(address=REDIS_ADDRESSES[name]), 6380)
     assert not allows(manifests, cache, router, 8000)
     assert not allows(manifests, worker, Outside(address="1.1.1.1"), 443)
     dns = Outside("kube-system", {"k8s-app": "kube-dns"})
@@ -92,10 +92,20 @@ def test_production_has_gpus_tiers_and_several_of_everything(rendered: Rendered)
     assert settings.worker.device == "cuda"
     assert settings.worker.disk_directory is not None
     assert settings.cache.redis_url.startswith("rediss://")
+    assert all(each.tls for each in (settings.router, settings.cache, settings.worker))
     assert all(workload(manifests, each).manifest["spec"]["replicas"] > 1 for each in ("router", "cache", "worker"))
     assert next(of_kind(manifests, "PodMonitor"))
     num_workers = workload(manifests, "worker").manifest["spec"]["replicas"]
     assert settings.cache.budget_bytes == num_workers * settings.worker.disk_bytes
+
+
+def test_the_example_of_the_page_says_what_differs(rendered: Rendered) -> None:
+    images = {one["image"] for each in workloads(rendered["mine"]) for one in each.containers}
+    assert images == {f"registry.example.com/hypic/{name}:0.1.0" for name in ("services", "worker-gpu")}
+    settings = read_settings(rendered["mine"])
+    assert settings.cache.redis_url == "rediss://redis.internal:6380/0"
+    assert settings.cache.budget_bytes == 2 * settings.worker.disk_bytes
+    assert named(rendered["mine"], "HTTPRoute", "hypic")["spec"]["hostnames"] == ["llm.example.com"]
 
 
 def test_the_route_outlives_the_longest_request(rendered: Rendered) -> None:

@@ -1,4 +1,4 @@
-"""The development overlay's pods, as processes with what their manifests give them: they start, serve and end."""
+"""The development overlay's pods, with mutual TLS, as processes with what their manifests give them."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ def seen(rendered: Mapping[str, list[Manifest]], tmp_path_factory: pytest.TempPa
     if reason := why_no_pods():
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("pods")
-    (folder / "manifests.json").write_text(json.dumps(rendered["dev"]))
+    (folder / "manifests.json").write_text(json.dumps(rendered["dev-tls"]))
     inside = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
     done = subprocess.run(
         [*inside, sys.executable, "-m", "tests.deploy.run_pods", str(folder)],
@@ -51,6 +51,12 @@ def test_a_request_without_a_key_of_the_secret_is_refused(seen: Mapping[str, Any
 
 def test_metrics_are_served_where_the_monitor_looks(seen: Mapping[str, Any]) -> None:
     assert seen["metrics"] == [200, 200, 200]
+    assert seen["metrics_of_the_api"] == 404
+
+
+def test_services_talk_to_nobody_without_a_certificate(seen: Mapping[str, Any]) -> None:
+    """The control: probes reach the same health service in plain text on a port of its own."""
+    assert seen["plain_text"] == [False, False]
 
 
 def test_their_root_is_closed_and_temporary_files_are_not(seen: Mapping[str, Any]) -> None:

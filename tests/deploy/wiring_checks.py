@@ -13,6 +13,7 @@ OUTSIDE_SECRETS: Mapping[str, frozenset[str]] = {
     "hypic-api-keys": frozenset({"keys.toml"}),
     "hypic-cache": frozenset({"secret"}),
     "hypic-redis": frozenset({"password", "ca.crt"}),
+    **{f"hypic-tls-{each}": frozenset({"tls.crt", "tls.key", "ca.crt"}) for each in ("router", "cache", "worker")},
 }
 
 

@@ -40,6 +40,10 @@ SURFACES = {
         "request_metadata", "serve_health", "worker_channel",
     ],
     "services.common.settings": ["PeerSettings", "ServiceSettings", "SettingsError"],
+    "services.common.buckets": ["INTER_TOKEN", "REQUEST", "STAGE", "TIME_TO_FIRST_TOKEN"],
+    "services.common.tracing": [
+        "TRACE_HEADER", "add_span", "configure_tracing", "current_span", "serve_rpc", "trace_parent",
+    ],
     "services.common.telemetry": [
         "configure_logging", "current_request_id", "get_logger", "new_request_id", "serve_metrics", "set_request_id",
     ],

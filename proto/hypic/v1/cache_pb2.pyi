@@ -243,6 +243,7 @@ class PlanRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     ADMIT_ALL_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     profile_digest: _builtins.str
@@ -254,6 +255,8 @@ class PlanRequest(_message.Message):
     """Give a ticket for every absent entry, however seldom it was seen."""
     call: _builtins.int
     """Chosen by the caller, another for each plan of a stream that waits for its answer."""
+    traceparent: _builtins.str
+    """W3C trace context of the request, as other calls carry it in metadata; empty outside a trace."""
     @_builtins.property
     def namespace(self) -> Global___Namespace: ...
     @_builtins.property
@@ -270,10 +273,11 @@ class PlanRequest(_message.Message):
         lease_id: _builtins.str = ...,
         admit_all: _builtins.bool = ...,
         call: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_all", b"admit_all", "call", b"call", "entries", b"entries", "lease_id", b"lease_id", "lease_seconds", b"lease_seconds", "model", b"model", "namespace", b"namespace", "profile_digest", b"profile_digest", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit_all", b"admit_all", "call", b"call", "entries", b"entries", "lease_id", b"lease_id", "lease_seconds", b"lease_seconds", "model", b"model", "namespace", b"namespace", "profile_digest", b"profile_digest", "request_id", b"request_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

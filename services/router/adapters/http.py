@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from services.common.errors import HypicError, UnavailableError
@@ -233,6 +234,17 @@ def _head(prefix: str, parsed: ParsedRequest) -> ReplyHead:
     return ReplyHead(f"{prefix}-{current_request_id()}", int(time.time()), parsed.request.model)
 
 
+def _request_spans() -> TelemetryConfig:
+    """The framework's span of each call of the API, and nothing else of its telemetry: what it logs and measures holds texts."""
+    return {
+        "auto_configure": False,
+        "logs": False,
+        "metrics": False,
+        "operation_spans": False,
+        "exclude": lambda scope: not str(scope["path"]).startswith("/v1/"),
+    }
+
+
 def create_http_app(
     surface: HttpSurface,
     pages: Sequence[APIRouter],
@@ -242,7 +254,7 @@ def create_http_app(
     max_header_bytes: int = 1 << 16,
 ) -> FastAPI:
     """The ASGI application; `pages`: further endpoints. has_metrics: False where another listener serves them."""
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_request_spans())
     # They read their bodies themselves: the framework's reading of parameters would only take time. They stand among the
     # surface's routes too, for the OpenAPI document.
     app.router.add_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])

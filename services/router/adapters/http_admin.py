@@ -4,10 +4,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from services.router.adapters.auth import Gate
+from services.router.adapters.openapi import describe
 from services.router.domain.store import Eviction, StoreDirectory
 from services.router.domain.tenancy import Scope
 
 __all__ = ["AdminSurface"]
+
+_EVICTIONS = describe("Which tenant evicts whom", "EvictionList", errors=(401, 403, 500, 503))
 
 
 class AdminSurface:
@@ -20,7 +23,7 @@ class AdminSurface:
     def routes(self) -> APIRouter:
         """All below `/admin`."""
         routes = APIRouter(prefix="/admin")
-        routes.add_api_route("/evictions", self.evictions, methods=["GET"])
+        routes.add_api_route("/evictions", self.evictions, methods=["GET"], **_EVICTIONS)
         return routes
 
     async def evictions(self, request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from hypic.v1 import cache_pb2, worker_pb2
 
+from services.common.tracing import trace_parent
 from services.router.domain.combine_choice import Holding
 from services.router.domain.model import ModelInfo, Profile
 from services.router.domain.parts import Reason
@@ -73,6 +74,7 @@ def plan_request(query: PlanQuery) -> cache_pb2.PlanRequest:
         lease_seconds=query.lease_seconds,
         lease_id=query.lease_id,
         admit_all=query.admit_all,
+        traceparent=trace_parent(),
     )
 
 
@@ -206,6 +208,7 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
             worker_pb2.SnapshotRequest(key=each.key, after_part=each.after_part, ticket=_ticket_ref(each.ticket))
             for each in order.snapshots
         ],
+        priority=order.priority,
     )
 
 

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common.errors import HypicError
 from services.common.telemetry import current_request_id, get_logger, new_request_id, set_request_id
+from services.common.tracing import current_span
 from services.router.adapters.anthropic_replies import anthropic_envelope
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.streaming import ClientGoneError
@@ -40,6 +41,7 @@ class RequestIds:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _is_valid(given) else new_request_id()
         set_request_id(request_id)
+        current_span().set_attribute("hypic.request_id", request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

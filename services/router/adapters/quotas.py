@@ -52,8 +52,8 @@ class TenantRates:
 
 
 class BoundedRouter:
-    """Refuses what exceeds a tenant's requests in flight or in a minute; a stream counts until it ends, as often as it has
-    replies at a time.
+    """Refuses what exceeds a tenant's requests in flight or in a minute; a stream counts until it ends, once for every reply
+    that it has at a time.
     """
 
     def __init__(self, inner: Generator, rates: TenantRates | None = None) -> None:

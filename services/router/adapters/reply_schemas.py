@@ -266,4 +266,19 @@ REPLIES: dict[str, Json] = {
         limit_bytes=_INTEGER,
         pinned=_BOOLEAN,
     ),
+    "EvictionList": _object(
+        "Whose states made room for whose, most first.",
+        object=_constant("list"),
+        data=list_of(
+            _object(
+                "`bytes` of all copies; tenants by name, or by a digest where the name is not known.",
+                object=_constant("eviction"),
+                evictor=_STRING,
+                victim=_STRING,
+                entries=_INTEGER,
+                bytes=_INTEGER,
+                tokens=_INTEGER,
+            )
+        ),
+    ),
 }

@@ -143,7 +143,7 @@ def test_the_deadline_holds() -> None:
 
 
 def test_captures_beside_a_reply_leave_it_half_the_time() -> None:
-    with RouterStack(RouterSettings(request_timeout_seconds=2), can_capture=False) as stack:
+    with RouterStack(RouterSettings(request_timeout_seconds=6), can_capture=False) as stack:
         stack.worker.capture_delay_seconds = 30
         answered = stack.http.post(CHAT, json=BODY | {"documents": [DOCUMENT + "x"], "max_tokens": 3})
         assert answered.status_code == 200
@@ -183,6 +183,26 @@ def test_sigterm_finishes_the_stream_and_exits_with_0() -> None:
             process.kill()
             process.communicate()
         wait_until(lambda: not services.cache.leases)
+
+
+def test_sigterm_during_the_start_ends_it_with_0() -> None:
+    code = """
+import os, signal
+from services.router import bootstrap
+create_app = bootstrap.create_app
+def create_app_and_be_told_to_end(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return create_app(*arguments)
+bootstrap.create_app = create_app_and_be_told_to_end
+bootstrap.main()
+"""
+    environment = os.environ | {"HYPIC_ROUTER_PORT": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
+    try:
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def _is_ready(url: str) -> bool:

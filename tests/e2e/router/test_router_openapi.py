@@ -39,6 +39,7 @@ def test_endpoints(document: dict[str, Any]) -> None:
         "post /v1/invalidate",
         "post /v1/pins",
         "delete /v1/pins",
+        "get /admin/evictions",
         "get /health/ready",
     } <= {name for name, _ in operations(document)}
 

@@ -137,6 +137,8 @@ def test_a_cache_that_is_down_costs_reuse_and_nothing_else(stack: RouterStack) -
 def test_failed_captures_become_live(stack: RouterStack) -> None:
     stack.worker.failing_captures = True
     assert documents_of(ask(stack, [FIRST])) == [("cold", "live", "capture_failed")]
+    # Its ticket goes behind the reply.
+    wait_until(lambda: not stack.cache.leases)
     stack.worker.failing_captures, stack.worker.broken_captures = False, True
     assert documents_of(ask(stack, [FIRST])) == [("cold", "live", "capture_failed")]
 

@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.stack.callers import key_sections
 from tests.e2e.stack.checkpoint import write_random_checkpoint
 from tests.e2e.stack.observed import OBSERVED_KEYS, Observed, observe, observed_variables
+from tests.e2e.stack.otlp import Collector
 from tests.e2e.stack.served import ServedStack
 
 _DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -65,10 +66,14 @@ def fragile(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def observed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    """Two workers and three tenants with little room, after traffic of every kind; for console, dashboards and alerts."""
+    """Two workers, a role each, and tenants with little room, after traffic of every kind; for whoever looks from outside."""
     folder = tmp_path_factory.mktemp("observed")
     (folder / "keys.toml").write_text(key_sections(OBSERVED_KEYS))
-    with ServedStack(checkpoint, folder / "log", observed_variables(folder), ("both", "both")) as served:
-        seen = observe(served)
+    log = folder / "log"
+    with (
+        Collector() as collector,
+        ServedStack(checkpoint, log, observed_variables(folder, collector.endpoint), ("prefill", "combine")) as served,
+    ):
+        seen = observe(served, collector, log)
         yield seen
         seen.close()

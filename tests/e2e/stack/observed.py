@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.e2e.stack.asking import CHAT, ask, body, document
 from tests.e2e.stack.callers import Client, client_of
+from tests.e2e.stack.otlp import Collector
 from tests.e2e.stack.served import ServedStack, wait_until
 
 __all__ = ["OBSERVED_KEYS", "Observed", "ask_superseded", "observe", "observed_variables"]
@@ -23,6 +24,8 @@ class Observed:
     """The stack, its callers, and words that no page may hold."""
 
     stack: ServedStack
+    collector: Collector
+    log: Path
     clients: Mapping[str, Client]
     secret_words: tuple[str, ...]
 
@@ -32,12 +35,17 @@ class Observed:
             client.http.close()
 
 
-def observed_variables(folder: Path) -> dict[str, str]:
+def observed_variables(folder: Path, traces: str) -> dict[str, str]:
     """Settings beside those of every served stack."""
     return {
         "HYPIC_ROUTER_API_KEYS_FILE": str(folder / "keys.toml"),
         "HYPIC_ROUTER_TENANT_GROUPS": '{"acme": "gold"}',
         "HYPIC_ROUTER_DEFAULT_MAX_TOKENS": "16",
+        "HYPIC_ROUTER_OTLP_ENDPOINT": traces,
+        "HYPIC_CACHE_OTLP_ENDPOINT": traces,
+        "HYPIC_WORKER_OTLP_ENDPOINT": traces,
+        # Spans leave soon, for the tests' sake.
+        "OTEL_BSP_SCHEDULE_DELAY": "200",
         # Room for about ten documents' states: more are asked for.
         "HYPIC_CACHE_BUDGET_BYTES": str(12 << 20),
         "HYPIC_CACHE_SHARE_SECONDS": "1",
@@ -52,7 +60,7 @@ def ask_superseded(caller: Client) -> list[str]:
     return [part["reason"] for part in answer.segments]
 
 
-def observe(stack: ServedStack) -> Observed:
+def observe(stack: ServedStack, collector: Collector, log: Path) -> Observed:
     """Traffic: cold and warm requests of two tenants that push each other out, every mode, and errors."""
     clients = {name: client_of(name, stack.model, stack.base_url) for name in OBSERVED_KEYS}
     documents = [{"id": f"handbook-{number}"} | document(f"observed {number}", 90) for number in range(6)]
@@ -72,4 +80,4 @@ def observe(stack: ServedStack) -> Observed:
     # Gauges and reports are a second old.
     wait_until(lambda: stack.gauge("cache", "hypic_cache_evictions_total") > 0)
     wait_until(lambda: stack.gauge("workers", "hypic_worker_state_bytes") > 0)
-    return Observed(stack, clients, (_SECRET_TEXT, documents[0]["title"], documents[0]["text"][:40]))
+    return Observed(stack, collector, log, clients, (_SECRET_TEXT, documents[0]["title"], documents[0]["text"][:40]))

@@ -60,7 +60,15 @@ def test_it_shows_requests_tiers_workers_and_evictions_and_no_text(observed: Obs
     page = observed.clients["root"].http.get("/console").text
     for served in ("hit", "cold", "seam", "live", "prefix"):
         assert f'<rect class="{served}"' in page
-    for words in ("worker-0", "worker-1", "handbook-3", "context_length_exceeded", "combine, prefill", "cache service"):
+    for words in (
+        "worker-0",
+        "worker-1",
+        "handbook-3",
+        "context_length_exceeded",
+        "<td>combine</td>",
+        "<td>prefill</td>",
+        "cache service",
+    ):
         assert words in page
     for tier in ("host", "disk"):
         assert f"<tr><td>{tier}</td>" in page

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.e2e.stack.asking import ask, document
@@ -92,6 +93,17 @@ def test_what_prometheus_says_of_reuse_is_what_replies_say(prometheus: Prometheu
     assert router == workers
     assert set(prometheus.query("hypic_cache_budget_bytes")) == {12 << 20}
     assert sum(prometheus.query('hypic_cache_missed_tokens_total{budget!="new"}')) > 0
+
+
+def test_no_metric_names_a_tenant_a_document_or_its_text(observed: Observed) -> None:
+    stack = observed.stack
+    services = [stack.metrics_address(name) for name in ("cache", *stack.workers)]
+    addresses = [stack.base_url, *(f"http://{address}" for address in services)]
+    text = "".join(httpx2.get(f"{address}/metrics", timeout=20).text for address in addresses)
+    assert 'tenant_group="gold"' in text
+    assert 'tenant_group="other"' in text
+    named = [words for words in ("acme", "beta", "handbook", *observed.secret_words) if words in text]
+    assert named == []
 
 
 def test_a_panel_of_each_dashboard_answers_each_question() -> None:

@@ -106,6 +106,9 @@ def test_a_layer_runs_as_soon_as_all_its_parts_are_there(elsewhere: Elsewhere, m
         assert _layers_run(rig) == (0 if layer == num_layers - 1 else layer + 1)
     assert heard.tokens == expected(make_engine)
     assert heard.prefilled.fetch_seconds > 0
+    # Every layer was waited for.
+    assert sorted(heard.prefilled.layer_waits) == list(range(num_layers))
+    assert sum(heard.prefilled.layer_waits.values()) == heard.prefilled.fetch_seconds
     for event in heard.fetches:
         rig.engine.finish_arrival(event.key, event.incoming)
     end(rig)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engine.pages import NoRoomError, PageAllocator, SlotAllocator, pages_for
-from services.worker.engine.states import PrefixState, SegmentState, StateStore
+from services.worker.engine.states import PrefixState, SegmentState, StateStore, StoreEviction
 from services.worker.mixers.batch import LinearPlane, LinearSnapshot
 from services.worker.ops.paged_attention import PageRow
 
@@ -118,6 +118,7 @@ def test_a_full_store_evicts_what_was_used_longest_ago() -> None:
     assert store.get_segment(b"a", states[0].token_ids) is states[0]
     store.put(b"c", states[2])
     assert (b"a" in store, b"b" in store, b"c" in store) == (True, False, True)
+    assert store.evictions == {StoreEviction.PAGES: 0, StoreEviction.PLANES: 1}
     assert store.used_bytes == 2 * (states[0].plane_bytes + 2 * 64)
     store.check_integrity()
 
@@ -145,6 +146,7 @@ def test_room_is_made_only_where_it_helps() -> None:
     assert store.make_room(3, protected={b"b"})
     assert [name in store for name in (b"a", b"b", b"c", b"d")] == [True, True, False, False]
     assert pages.num_free == 4
+    assert store.evictions == {StoreEviction.PAGES: 2, StoreEviction.PLANES: 0}
     assert store.make_room(4)
 
 
