@@ -14,7 +14,7 @@ RUN /opt/hypic/venv/bin/pip install -c constraints.txt '.[router,cache]'
 FROM build AS build-worker
 # Without it pip takes torch for CUDA, of some 3 GB, which runs on a CPU as well.
 ARG TORCH_INDEX=""
-RUN /opt/hypic/venv/bin/pip install -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '.[worker]'
+RUN /opt/hypic/venv/bin/pip install -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '.[worker,grammars]'
 
 FROM python:3.12.12-slim-bookworm AS runtime
 RUN groupadd --gid 10001 hypic && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin hypic

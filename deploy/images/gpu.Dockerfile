@@ -14,7 +14,7 @@ RUN sed -i -E '/^(torch|triton)==/d' cpu.txt && cat cpu.txt gpu-constraints.txt 
 COPY pyproject.toml README.md ./
 COPY proto proto
 COPY services services
-RUN /opt/hypic/venv/bin/pip install -c constraints.txt '.[worker,gpu]'
+RUN /opt/hypic/venv/bin/pip install -c constraints.txt '.[worker,gpu,grammars]'
 
 FROM nvidia/cuda:13.0.2-base-ubuntu24.04 AS worker
 # A C compiler and Python's headers are no leftovers: Triton builds the launcher of each kernel when it is first used.
