@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401 # JSON
 
 
 def _replace(source: random.Random, container: Any, key: Any) -> None:  # noqa: ANN401 # JSON
-    container[key] = source.choice(_ODD_VALUES)
+    container[key] = deepcopy(source.choice(_ODD_VALUES))
 
 
 def _remove(_source: random.Random, container: Any, key: Any) -> None:  # noqa: ANN401 # JSON
@@ -116,6 +117,6 @@ def _remove(_source: random.Random, container: Any, key: Any) -> None:  # noqa: 
 
 def _repeat(source: random.Random, container: Any, key: Any) -> None:  # noqa: ANN401 # JSON
     if isinstance(container, list):
-        container.extend([container[key]] * source.randint(1, 50))
+        container.extend(deepcopy(container[key]) for _ in range(source.randint(1, 50)))
     else:
-        container[source.choice(_NAMES)] = container[key]
+        container[source.choice(_NAMES)] = deepcopy(container[key])

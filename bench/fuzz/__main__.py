@@ -19,7 +19,8 @@ from tests.e2e.stack.asking import ask, document
 from tests.e2e.stack.served import ServedStack
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_VARIABLES = {"HYPIC_ROUTER_DEFAULT_MAX_TOKENS": "16"}
+# Replies are short. What else the machine does must not pass for a cache service that is gone.
+_VARIABLES = {"HYPIC_ROUTER_DEFAULT_MAX_TOKENS": "16", "HYPIC_ROUTER_CACHE_TIMEOUT_SECONDS": "20"}
 
 
 def fuzz(stack: ServedStack, count: int, seed_number: int) -> Tally:
@@ -50,10 +51,11 @@ def main(
     started = time.monotonic()
     with (
         tempfile.TemporaryDirectory() as directory,
-        ServedStack(_ROOT / "models" / "demo", Path(directory) / "log", _VARIABLES) as stack,
+        ServedStack(_ROOT / "models" / "demo", log := Path(directory) / "log", _VARIABLES) as stack,
         console.status(f"{requests} requests …"),
     ):
         tally = fuzz(stack, requests, seed)
+        failed = [line for line in log.read_text().splitlines() if "request_failed" in line]
     changed = tally.faults["other answer"] + tally.faults["restart"]
     rows = [*tally.rows(), Row("faults of the stack behind them", changed, "faults", 0, "lower")]
     command = f"python -m bench.fuzz --requests {requests} --seed {seed}"
@@ -61,6 +63,8 @@ def main(
     for kind, examples in tally.examples.items():
         for example in examples:
             console.print(f"{kind}: {example}", highlight=False, markup=False)
+    for line in failed:
+        console.print(line, highlight=False, markup=False)
     for row in rows:
         console.print(f"{row.value:10.4g} {row.unit:9} {row.measure}", highlight=False)
     console.print(f"{dict(sorted(tally.statuses.items()))} in {time.monotonic() - started:.0f} s", highlight=False)
