@@ -161,6 +161,31 @@ class RouterStack(StubServices):
         return bootstrap.create_server(settings)
 
 
+class RunningRouter:
+    """A router in the stubs' loop that need not be ready."""
+
+    def __init__(self, services: StubServices, settings: RouterSettings) -> None:
+        self._services, self._settings = services, settings
+
+    def __enter__(self) -> str:
+        listener = bootstrap.bind(self._settings)
+
+        async def create() -> bootstrap.RouterServer:
+            return bootstrap.create_server(self._settings)
+
+        self._server = self._services.call(create())
+        self._serving = self._services.submit(self._server.serve(sockets=[listener]))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it as SIGTERM does."""
+        self._server.should_exit = True
+        self._serving.result(20)
+
+
 def free_port() -> int:
     """A port that was free a moment ago."""
     with socket.socket() as probe:

@@ -16,11 +16,10 @@ from services.common.errors import UnavailableError, error_from_status
 from services.common.rpc import HealthSwitch, cache_channel, create_server, serve_health
 from services.common.settings import SettingsError
 from services.common.tls import Identity, TlsFiles
-from services.router import bootstrap
 from services.router.settings import RouterSettings
 from tests.certificates import Authority, CertificateFiles
 from tests.e2e.stack.asking import CHAT
-from tests.router_stack import RouterStack, StubServices, wait_until
+from tests.router_stack import RouterStack, RunningRouter, StubServices, wait_until
 from tests.stub_cache import StubCache
 from tests.stub_worker import MODEL_NAME
 
@@ -167,27 +166,6 @@ def test_readiness_says_why(other: Authority, served: CertificateFiles, *, is_fo
             wait_until(lambda: services.worker_addresses in reason() and "not been reached" not in reason())
             assert ("CERTIFICATE_VERIFY_FAILED" in reason()) is is_foreign
             assert httpx2.post(f"{url}{CHAT}", json=BODY).status_code == 503
-
-
-class RunningRouter:
-    """A router in the stubs' loop that need not be ready."""
-
-    def __init__(self, services: StubServices, settings: RouterSettings) -> None:
-        self._services, self._settings = services, settings
-
-    def __enter__(self) -> str:
-        listener = bootstrap.bind(self._settings)
-
-        async def create() -> bootstrap.RouterServer:
-            return bootstrap.create_server(self._settings)
-
-        self._server = self._services.call(create())
-        self._serving = self._services.submit(self._server.serve(sockets=[listener]))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-    def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        self._serving.result(20)
 
 
 def test_https_with_client_certificates_and_probes_beside(
