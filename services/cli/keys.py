@@ -51,6 +51,7 @@ def limit(
     in_flight: Annotated[int, typer.Option(min=0, help="Requests under way at once, at each router; 0: none.")] = 0,
     requests_per_minute: Annotated[int, typer.Option(min=0, help="At each router; 0: no limit.")] = 0,
     tokens_per_minute: Annotated[int, typer.Option(min=0, help="Of prompts and replies, at each router; 0: none.")] = 0,
+    min_priority: Annotated[int, typer.Option(help="The lowest, soonest, `priority` of its requests.")] = 0,
     state_bytes: Annotated[int, typer.Option(min=0, help="Bytes of all stored states; 0: no limit.")] = 0,
 ) -> None:
     """Set a tenant's limits, in place of those that the file has for it."""
@@ -61,6 +62,7 @@ def limit(
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "max_state_bytes": state_bytes,
+        "min_priority": min_priority,
     }
     lines = [f"{field} = {value}" for field, value in limits.items() if value]
     section = "\n".join([f"[tenants.{json.dumps(tenant, ensure_ascii=False)}]", *lines, ""])

@@ -143,6 +143,7 @@ class Router:
             stop_token_ids=request.sampling.all_stop_token_ids(model.info.stop_token_ids),
             prefix_key=placed.plan.prefix_key,
             snapshots=placed.plan.snapshots,
+            priority=request.priority,
         )
 
     def _part_order(self, each: PartPlan, combine_id: str) -> PartOrder:

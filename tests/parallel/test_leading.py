@@ -42,7 +42,8 @@ def request(heard: Heard, temperature: float = 0.0, seed: int | None = None) -> 
         6, temperature, top_p=0.9, top_k=50, seed=seed, stop_ids=frozenset({500, 400}), logprobs=2, min_p=0.01,
         logit_bias=((3, 1.5), (9, -2.0)), repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=-0.5,
     )  # fmt: skip
-    return GenerateRequest("asked", parts, options, heard.events.append, b"prefix", (SnapshotOrder(SNAPSHOT, 1),))
+    snapshots = (SnapshotOrder(SNAPSHOT, 1),)
+    return GenerateRequest("asked", parts, options, heard.events.append, b"prefix", snapshots, priority=-3)
 
 
 def ordered() -> Submit:

@@ -713,10 +713,13 @@ class GenerateRequest(_message.Message):
     PREFIX_KEY_FIELD_NUMBER: _builtins.int
     SNAPSHOTS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     lease_id: _builtins.str
     prefix_key: _builtins.bytes
     """The snapshot that serves the leading PREFIX parts; empty when there are none."""
+    priority: _builtins.int
+    """Among requests that wait for room, lower is sooner; equal ones as they came."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptPart]: ...
     @_builtins.property
@@ -737,10 +740,11 @@ class GenerateRequest(_message.Message):
         prefix_key: _builtins.bytes = ...,
         snapshots: _abc.Iterable[Global___SnapshotRequest] | None = ...,
         grammar: Global___Grammar | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

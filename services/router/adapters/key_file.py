@@ -5,6 +5,7 @@ max_requests_in_flight = 8
 max_state_bytes = 1_000_000_000
 requests_per_minute = 600
 tokens_per_minute = 2_000_000
+min_priority = -5
 
 [[keys]]
 name = "acme-backend"
@@ -24,11 +25,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.common.telemetry import get_logger
 from services.router.domain.errors import RouterError
 from services.router.domain.rates import Rates
-from services.router.domain.tenancy import PUBLIC_TENANT, ApiKey, Caller, KeyRing, Quotas, Scope
+from services.router.domain.tenancy import ANY_PRIORITY, PUBLIC_TENANT, ApiKey, Caller, KeyRing, Quotas, Scope
 
 __all__ = ["FileKeys", "KeyFileError", "NoKeys", "SingleKey", "load_keys"]
 
 _CHECK_SECONDS = 1.0
+# Of a deployment with one tenant.
+_OWN = Quotas(min_priority=ANY_PRIORITY)
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Bound = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -47,10 +50,11 @@ class _Tenant(_Closed):
     max_state_bytes: Bound = 0
     requests_per_minute: Bound = 0
     tokens_per_minute: Bound = 0
+    min_priority: Annotated[int, Field(ge=ANY_PRIORITY, le=2**31 - 1)] = 0
 
     def quotas(self) -> Quotas:
         rates = Rates(self.requests_per_minute, self.tokens_per_minute)
-        return Quotas(self.max_requests_in_flight, self.max_state_bytes, rates)
+        return Quotas(self.max_requests_in_flight, self.max_state_bytes, rates, self.min_priority)
 
 
 class _Key(_Closed):
@@ -142,7 +146,7 @@ class SingleKey:
     """One key that allows everything; implements `Keys`."""
 
     def __init__(self, digest: bytes, tenant: str) -> None:
-        self._ring = KeyRing((ApiKey("api_key", tenant, digest, frozenset(Scope)),), {})
+        self._ring = KeyRing((ApiKey("api_key", tenant, digest, frozenset(Scope)),), {tenant: _OWN})
 
     def find(self, given: str) -> Caller | None:
         """See `Keys`."""
@@ -157,7 +161,7 @@ class NoKeys:
     """Authentication is off: whoever reaches the router is the administrator of its one tenant. Implements `Keys`."""
 
     def __init__(self, tenant: str) -> None:
-        self._caller = Caller(tenant, frozenset(Scope))
+        self._caller = Caller(tenant, frozenset(Scope), _OWN)
 
     def find(self, given: str) -> Caller | None:
         """See `Keys`."""

@@ -206,6 +206,7 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
             worker_pb2.SnapshotRequest(key=each.key, after_part=each.after_part, ticket=_ticket_ref(each.ticket))
             for each in order.snapshots
         ],
+        priority=order.priority,
     )
 
 

@@ -127,6 +127,7 @@ def _parsed(body: SharedBody, prompt: ChatPrompt | TextPrompt, sampling: Samplin
         namespace=replace(caller.namespace(), salt=body.cache_salt or ""),
         max_in_flight=caller.quotas.max_requests_in_flight,
         rates=caller.quotas.rates,
+        priority=max(body.priority or 0, caller.quotas.min_priority),
         num_choices=body.n or 1,
     )
     if body.stream_options and not body.stream:

@@ -213,6 +213,9 @@ class SharedBody(BaseModel):
         default=None, description="States are shared among requests of a tenant with the same salt alone."
     )
     user: str | None = Field(default=None, description="Accepted, without effect.")
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
+        default=None, description="Where requests wait, lower is sooner; no lower than the key's tenant may."
+    )
     prompt_cache_key: str | None = Field(default=None, description="Accepted: states are found by their content.")
     prompt_cache_retention: str | None = Field(default=None, description="Accepted, without effect.")
     prompt_cache_options: dict[str, Any] | None = Field(default=None, description="Accepted, without effect.")

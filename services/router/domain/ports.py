@@ -147,6 +147,7 @@ class GenerateOrder:
     stop_token_ids: tuple[int, ...]
     prefix_key: bytes
     snapshots: tuple[Snapshot, ...]
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ class GenerationRequest:
     """One request, whichever endpoint it came through.
 
     `max_in_flight`: how many requests its tenant may have under way at once; 0 is no bound.
-    `rates`: how many in a minute. num_choices: replies to each
+    `rates`: how many in a minute. `priority`: where requests wait, lower is sooner. num_choices: replies to each
     prompt; further_prompts: answered beside the first one.
     """
 
@@ -212,6 +212,7 @@ class GenerationRequest:
     namespace: Namespace
     max_in_flight: int = 0
     rates: Rates = NO_RATES
+    priority: int = 0
     num_choices: int = 1
     further_prompts: tuple[TextPrompt, ...] = ()
 

@@ -10,8 +10,21 @@ from typing import Protocol
 from services.router.domain.rates import NO_RATES, Rates
 from services.router.domain.request import Namespace
 
-__all__ = ["OTHER_TENANTS", "PUBLIC_TENANT", "ApiKey", "Caller", "KeyRing", "Keys", "Quotas", "Scope", "hash_key"]
+__all__ = [
+    "ANY_PRIORITY",
+    "OTHER_TENANTS",
+    "PUBLIC_TENANT",
+    "ApiKey",
+    "Caller",
+    "KeyRing",
+    "Keys",
+    "Quotas",
+    "Scope",
+    "hash_key",
+]
 
+# Of callers who share their workers with nobody.
+ANY_PRIORITY = -(2**31)
 # Its states serve every tenant; only callers with the scope `admin` fill it.
 PUBLIC_TENANT = "public"
 # What metrics name in place of every tenant that has no group.
@@ -28,11 +41,15 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Bounds of a tenant; 0 is none. Requests in flight and in a minute are counted by each router for itself."""
+    """Bounds of a tenant; 0 is none. Requests in flight and in a minute are counted by each router for itself.
+
+    min_priority: the lowest that its requests may have, since lower is sooner; it is no bound of how many.
+    """
 
     max_requests_in_flight: int = 0
     max_state_bytes: int = 0
     rates: Rates = NO_RATES
+    min_priority: int = 0
 
     def or_else(self, usual: "Quotas") -> "Quotas":
         """These, with the usual ones where there is none."""
@@ -44,6 +61,7 @@ class Quotas:
             self.max_requests_in_flight or usual.max_requests_in_flight,
             self.max_state_bytes or usual.max_state_bytes,
             rates,
+            self.min_priority,
         )
 
 

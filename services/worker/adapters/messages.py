@@ -109,6 +109,7 @@ def generate_request(
         sink=sink,
         prefix_key=message.prefix_key,
         snapshots=tuple(_snapshot(order, len(message.parts)) for order in message.snapshots),
+        priority=message.priority,
     )
 
 

@@ -53,6 +53,7 @@ def _take_apart(command: Command) -> tuple[dict[str, Any], Sequence[Sequence[int
                 "parts": [[part.serving, part.key.hex(), part.captures] for part in request.parts],
                 "sampling": sampling,
                 "prefix": request.prefix_key.hex(),
+                "priority": request.priority,
                 "snapshots": [[order.key.hex(), order.after_part] for order in request.snapshots],
             }
             return head, [part.token_ids for part in request.parts]
@@ -84,6 +85,7 @@ def _put_together(head: dict[str, Any], runs: Iterator[tuple[int, ...]]) -> Comm
                 sink=_hear_nothing,
                 prefix_key=bytes.fromhex(head["prefix"]),
                 snapshots=tuple(SnapshotOrder(bytes.fromhex(key), after) for key, after in head["snapshots"]),
+                priority=head["priority"],
             )
             return Submit(request)
         case "capture":

@@ -125,8 +125,15 @@ class Engine:
         check_size(request, self.limits, pages.num_pages - self._captures.num_prime_pages, pages.page_size)
         if len(self._waiting) >= self.limits.max_waiting:
             raise EngineFullError(f"{self.limits.max_waiting} requests are waiting already; try again later")
-        self._waiting.append(_Waiting(request))
+        self._line_up(_Waiting(request))
         self.wake()
+
+    def _line_up(self, new: _Waiting) -> None:
+        """Behind everyone of its own priority and of a sooner one."""
+        later = 0
+        while later < len(self._waiting) and self._waiting[-1 - later].request.priority > new.request.priority:
+            later += 1
+        self._waiting.insert(len(self._waiting) - later, new)
 
     def submit_capture(self, job: CaptureJob) -> None:
         """Put segments in the line; background jobs run when nothing else is left."""
@@ -207,7 +214,7 @@ class Engine:
         return CombineQueue(self.context, self.limits.sweep_tokens, self._start_decoding, self._readmit)
 
     def _admit(self) -> bool:
-        """First come, first served: what does not fit now waits at the head of the line.
+        """By priority, then as they came: what does not fit now waits at the head of the line.
 
         Stored states make room for it, save those that it uses itself. What another request captures for it already is
         waited for. Returns whether anybody was admitted.

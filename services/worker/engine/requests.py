@@ -172,7 +172,7 @@ GenerateEvent = CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | Finish
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Combine parts and decode. `sink` gets every event, on the engine's thread.
+    """Combine parts and decode. `sink` gets every event, on the engine's thread. priority: where requests wait, lower is sooner.
 
     One `CaptureEvent` a segment that a part orders to capture comes ahead of the `PrefilledEvent`, and a `FetchEvent` for every
     state that is to be brought from elsewhere. grammar: what the reply is held to, where the sampler draws itself.
@@ -185,6 +185,7 @@ class GenerateRequest:
     prefix_key: bytes = b""
     snapshots: tuple[SnapshotOrder, ...] = ()
     grammar: TokenGrammar | None = None
+    priority: int = 0
 
     @property
     def prompt_ids(self) -> Iterator[int]:

@@ -1,12 +1,14 @@
 """What is too much is refused at once, in words, with when to come back; and no longer than it is too much."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
 
 from services.router.settings import RouterSettings
 from tests.e2e.stack.asking import CHAT
+from tests.e2e.stack.callers import client_of, key_sections
 from tests.router_stack import RouterStack, wait_until
 from tests.stub_worker import MODEL_NAME
 
@@ -75,3 +77,24 @@ def test_tenants_have_limits_of_their_own_by_default() -> None:
         assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
         # Reading what there is stays free.
         assert limited.http.get("/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"), [({}, 2), ({"priority": -7}, 2), ({"priority": 2}, 2), ({"priority": 9}, 9)]
+)
+def test_nobody_gets_ahead_by_asking(tmp_path: Path, asked: dict[str, int], given: int) -> None:
+    """A key whose tenant may have 2 at the soonest."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text("[tenants.batch]\nmin_priority = 2\n" + key_sections({"batch": ("batch", '"generate"')}))
+    with RouterStack(RouterSettings(api_keys_file=keys)) as guarded:
+        caller = client_of("batch", MODEL_NAME, guarded.url)
+        with caller.http:
+            assert caller.http.post(CHAT, json=BODY | asked).status_code == 200
+        assert guarded.worker.requests[-1].priority == given
+
+
+def test_a_priority_is_a_number_and_one_of_its_own_without_keys(stack: RouterStack) -> None:
+    assert stack.http.post(CHAT, json=BODY | {"priority": -7}).status_code == 200
+    assert stack.worker.requests[-1].priority == -7
+    response = stack.http.post(CHAT, json=BODY | {"priority": "high"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "priority")

@@ -27,13 +27,21 @@ class Balancer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
 
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+
+    async def _close(self) -> None:
+        """With every connection that is left."""
+        self._server.close()
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -56,16 +64,22 @@ class Balancer:
             return False
         try:
             writer.write(request)
-            begun = await reader.read(_CHUNK_BYTES)
-        except OSError:
-            begun = b""
-        received = begun
-        while received:
-            client.write(received)
-            await client.drain()
-            received = await reader.read(_CHUNK_BYTES)
-        writer.close()
-        return bool(begun)
+            begun = received = await _read_some(reader)
+            while received:
+                client.write(received)
+                await client.drain()
+                received = await _read_some(reader)
+            return bool(begun)
+        finally:
+            writer.close()
+
+
+async def _read_some(reader: asyncio.StreamReader) -> bytes:
+    """What has come; nothing once the router has gone."""
+    try:
+        return await reader.read(_CHUNK_BYTES)
+    except OSError:
+        return b""
 
 
 async def _read_request(reader: asyncio.StreamReader) -> bytes:

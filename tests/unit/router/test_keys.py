@@ -14,7 +14,7 @@ from services.router.adapters.http import Draining
 from services.router.adapters.key_file import FileKeys, KeyFileError, NoKeys, SingleKey, load_keys
 from services.router.bootstrap import create_app
 from services.router.domain.rates import Rates
-from services.router.domain.tenancy import Caller, Quotas, Scope, hash_key
+from services.router.domain.tenancy import ANY_PRIORITY, Caller, Quotas, Scope, hash_key
 from services.router.settings import RouterSettings
 
 
@@ -129,9 +129,9 @@ def test_digests_are_not_shown(path: Path) -> None:
 
 def test_one_key_or_none() -> None:
     single = SingleKey(hash_key("secret"), "mine")
-    assert single.find("secret") == Caller("mine", frozenset(Scope), key_name="api_key")
+    assert single.find("secret") == Caller("mine", frozenset(Scope), Quotas(min_priority=ANY_PRIORITY), "api_key")
     assert single.find("") is None
-    assert NoKeys("mine").find("") == Caller("mine", frozenset(Scope))
+    assert NoKeys("mine").find("") == Caller("mine", frozenset(Scope), Quotas(min_priority=ANY_PRIORITY))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
@@ -214,11 +214,13 @@ def test_the_command_sets_limits_in_place_of_those_before(path: Path) -> None:
             "60",
             "--tokens-per-minute",
             "9",
+            "--min-priority",
+            "-4",
         ],
     )
     assert done.exit_code == 0
     ring = load_keys(path)
-    assert ring.quotas_of("acme") == Quotas(rates=Rates(60, 9))
+    assert ring.quotas_of("acme") == Quotas(rates=Rates(60, 9), min_priority=-4)
     assert ring.quotas_of("other") == Quotas(max_state_bytes=5)
     assert len(ring.keys) == 1
     assert path.read_text().startswith("# Ours.")

@@ -1,0 +1,54 @@
+"""Requests that wait for room are let in by priority, then as they came, whatever came when."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.worker.engine.limits import EngineLimits
+from services.worker.engine.requests import GenerateEvent, GenerateRequest, PrefilledEvent
+from services.worker.engine.sampling import SamplingOptions
+from tests.unit.worker.conftest import EngineFactory
+from tests.unit.worker.engine_rig import EngineRig, live
+
+
+@dataclass
+class Order:
+    """In which order requests began."""
+
+    rig: EngineRig
+    began: list[str] = field(default_factory=list)
+
+    def submit(self, name: str, priority: int, max_tokens: int = 1) -> None:
+        def hear(event: GenerateEvent) -> None:
+            if isinstance(event, PrefilledEvent):
+                self.began.append(name)
+
+        parts = (live(6, 3),)
+        self.rig.engine.submit(GenerateRequest(name, parts, SamplingOptions(max_tokens), hear, priority=priority))
+
+
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=8))
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_line_is_sorted_and_stable(make_engine: EngineFactory, priorities: list[int]) -> None:
+    order = Order(make_engine(EngineLimits(1024, max_running=1)))
+    for index, priority in enumerate(priorities):
+        order.submit(str(index), priority)
+    order.rig.run()
+    assert order.began == [str(index) for index in sorted(range(len(priorities)), key=lambda each: priorities[each])]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_runs_is_not_interrupted_and_a_later_one_passes_those_who_wait(
+    make_engine: EngineFactory, steps: int
+) -> None:
+    order = Order(make_engine(EngineLimits(1024, max_running=1)))
+    order.submit("running", 0, max_tokens=6)
+    for _ in range(steps):
+        order.rig.step()
+    order.submit("waiting", 0)
+    order.submit("batch", 5)
+    order.submit("urgent", -1)
+    order.rig.run()
+    assert order.began == ["running", "urgent", "waiting", "batch"]
