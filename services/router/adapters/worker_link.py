@@ -68,6 +68,8 @@ class WorkerLink:
         self.description: Description | None = None
         self.load = WorkerLoad()
         self._speeds = UNMEASURED
+        # As views have them: made anew with a report, not for each of the many requests between two.
+        self._speeds_with_ways = UNMEASURED
         self._channel = channel
         self.worker = GrpcWorker(self._channel)
         self._accept = accept
@@ -96,6 +98,7 @@ class WorkerLink:
     def admit(self, description: Description) -> None:
         """Take the described worker."""
         self.description = description
+        self._speeds_with_ways = _with_ways(self._speeds, description)
         self._report = None
         self._answered_at = time.monotonic()
         self._become(LinkState.READY, "")
@@ -107,7 +110,7 @@ class WorkerLink:
             raise ValueError(f"the worker at {self.address} has not been described")
         return WorkerView(
             worker_id=self.description.worker_id,
-            speeds=_with_ways(self._speeds, self.description),
+            speeds=self._speeds_with_ways,
             roles=self.description.roles,
             host=self.address.rpartition(":")[0],
             backlog_seconds=self.load.backlog_seconds(self._speeds),
@@ -177,6 +180,8 @@ class WorkerLink:
             return
         self._answered_at = time.monotonic()
         self._speeds = report.speeds
+        if self.description is not None:
+            self._speeds_with_ways = _with_ways(report.speeds, self.description)
         self._report = report
         self.load.take_report(report)
         if report.is_draining:

@@ -17,7 +17,9 @@ class WorkerLoad:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # Requests that decode are many, and take no time of anybody's who waits: they are counted, not kept.
         self._own: dict[int, Work] = {}
+        self._own_requests = 0
         self._next = 0
         # When the work that has been given will be done, if it takes as long as was thought.
         self._busy_until = 0.0
@@ -30,12 +32,15 @@ class WorkerLoad:
         """Count work from entering to leaving."""
         self._next += 1
         number = self._next
-        self._own[number] = work
+        self._own_requests += work.is_request
+        if work.seconds or work.capture_tokens:
+            self._own[number] = work
         self._busy_until = max(self._busy_until, self._clock()) + work.seconds
         try:
             yield
         finally:
-            del self._own[number]
+            self._own_requests -= work.is_request
+            self._own.pop(number, None)
             left = sum(each.seconds for each in self._own.values())
             self._busy_until = min(self._busy_until, self._clock() + left)
 
@@ -49,7 +54,7 @@ class WorkerLoad:
     @property
     def own_requests(self) -> int:
         """Requests of this router that combine or decode there."""
-        return sum(work.is_request for work in self._own.values())
+        return self._own_requests
 
     @property
     def running_requests(self) -> int:

@@ -25,7 +25,14 @@ def assume_speeds(views: Sequence[WorkerView]) -> tuple[WorkerView, ...]:
     guess = min(token_seconds, default=UNMEASURED.capture.token_seconds)
     capture = min(captures, key=lambda own: own.token_seconds, default=CaptureSpeed(0.0, guess, 1024))
     combine = min(combines, key=lambda own: own.token_seconds, default=CombineSpeed(0.0, 0.0, guess))
-    return tuple(replace(view, speeds=_filled(view.speeds, capture, combine)) for view in views)
+    return tuple(
+        view if _is_measured(view.speeds) else replace(view, speeds=_filled(view.speeds, capture, combine))
+        for view in views
+    )
+
+
+def _is_measured(speeds: WorkerSpeeds) -> bool:
+    return speeds.capture.token_seconds > 0 and speeds.capture.pass_tokens > 0 and speeds.combine.token_seconds > 0
 
 
 def _filled(speeds: WorkerSpeeds, capture: CaptureSpeed, combine: CombineSpeed) -> WorkerSpeeds:
