@@ -16,6 +16,8 @@ class Balancer:
     def __init__(self, ports: Sequence[int]) -> None:
         self._ports = list(ports)
         self._loop = asyncio.new_event_loop()
+        # The loop alone does not keep a task whose client has gone.
+        self._serving: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.num_retried = 0
         self.port = 0
@@ -33,15 +35,19 @@ class Balancer:
         self._loop.close()
 
     async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+        return await asyncio.start_server(self._begin, "127.0.0.1", 0, limit=1 << 20)
 
     async def _close(self) -> None:
         """With every connection that is left."""
         self._server.close()
-        serving = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in serving:
+        for task in self._serving:
             task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -40,9 +40,10 @@ def test_rolling_restarts_fail_no_request(random_checkpoint: Path, tmp_path: Pat
 
 
 def _write(load: RollingLoad, num_rounds: int, num_retried: int) -> None:
-    restarted = f"{num_rounds} rolling restarts of two routers, the cache service over Redis, and two workers"
+    restarted = "rolling restarts of two routers, the cache service over Redis, and two workers"
     rows = [
         Row(f"failed or wrong answers, {restarted}", len(load.faults), "", 0.0, better="lower"),
+        Row("rounds in which each was restarted once", num_rounds, ""),
         Row("requests answered meanwhile", load.num_answers, "", 2000.0),
         Row("of them streams", load.kinds["streams"], ""),
         Row("that a gateway gave to the other router", num_retried, "", better="lower"),
