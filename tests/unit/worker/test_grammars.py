@@ -31,6 +31,9 @@ TOKENIZER = Tokenizer.from_buffer(TOKENIZER_JSON)
 # More than the tokenizer has: a model's embeddings are often padded.
 VOCABULARY = TOKENIZER.get_vocab_size() + 50
 END = TOKENIZER.encode("<|im_end|>", add_special_tokens=False).ids[0]
+BLANKS = [
+    token for token in range(TOKENIZER.get_vocab_size()) if not TOKENIZER.decode([token]).strip() and token != END
+]
 COMPILER = GrammarCompiler(TOKENIZER_JSON, VOCABULARY, [END, 10**6])
 
 
@@ -45,13 +48,14 @@ async def _try_nothing(_kind: str, _text: str) -> str:
     return ""
 
 
-def speak(grammar: TokenGrammar, seed: int, temperature: float = 1.0, most: int = 400) -> str:
-    """A whole reply: logits are random, and those of stop tokens low as long as anything else may come."""
+def speak(grammar: TokenGrammar, seed: int, temperature: float = 1.0, most: int = 1000) -> str:
+    """A whole reply: logits are random, and those of blanks low, so that it comes to an end."""
     generator = torch.Generator().manual_seed(seed)
     sampler = Sampler(SamplingOptions(most, temperature, seed=seed), grammar=grammar)
     drawn: list[int] = []
     while len(drawn) < most:
         logits = torch.randn(VOCABULARY, generator=generator) * 4
+        logits[BLANKS] -= 100
         token = sampler.draw(logits, find_likeliest(logits[None])[0])
         if token == END:
             return str(TOKENIZER.decode(drawn, skip_special_tokens=False))
@@ -114,6 +118,7 @@ def test_one_grammar_is_followed_by_several_replies_apart() -> None:
     first, second = (compile_grammar(regex="abc|xyz") for _ in range(2))
     with_a = TOKENIZER.encode("a", add_special_tokens=False).ids[0]
     untouched = second.allowed().clone()
+    assert torch.equal(first.allowed(), untouched)
     first.accept(with_a)
     assert not torch.equal(first.allowed(), untouched)
     assert torch.equal(second.allowed(), untouched)
