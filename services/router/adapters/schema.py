@@ -182,7 +182,7 @@ class SharedBody(BaseModel):
     )
     user: str | None = Field(default=None, description="Accepted, without effect.")
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
-        default=None, description="vLLM's: lower is sooner, within what the key allows; 0 by default."
+        default=None, description="Where requests wait, lower is sooner; no lower than the key's tenant may."
     )
     prompt_cache_key: str | None = Field(default=None, description="Accepted: states are found by their content.")
     prompt_cache_retention: str | None = Field(default=None, description="Accepted, without effect.")

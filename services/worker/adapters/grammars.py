@@ -1,10 +1,14 @@
-"""Grammars of replies by llguidance: compiled beside the event loop, followed beside the engine's thread."""
+"""Grammars of replies by llguidance: tried in a process of its own, compiled beside the loop, followed beside the engine."""
 
 import asyncio
+import json
+import sys
 import threading
+from asyncio.subprocess import DEVNULL, PIPE
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["GrammarCompiler"]
 
-_COMPILE_SECONDS = 10.0
-# A mask takes microseconds, and is bounded by the limits below; the device waits for one that is late.
-_MASK_SECONDS = 10.0
+# Of a process that tries a grammar before this one compiles it.
+_TRIAL_CPU_SECONDS, _TRIAL_BYTES = 5, 1 << 29
+_COMPILE_SECONDS = 20.0
+# A mask takes microseconds; the device waits for one that is late.
+_MASK_SECONDS = 5.0
 _MAX_SOURCE_BYTES = 1 << 17
 _NUM_KEPT = 32
-# So that a reply that loses its way in blanks comes back to its form.
-_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
-_MAX_LEXER_STATES, _MAX_GRAMMAR_SIZE = 50_000, 200_000
+_TOO_DEAR = "takes too long or too much memory to compile; make it smaller, or bound what it repeats"
 _NOT_INSTALLED = "grammar: this worker has no grammar library; install hypic with the extra `grammars` on it"
 
 
@@ -41,7 +45,8 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._compiles = ThreadPoolExecutor(2, thread_name_prefix="grammar-compile")
         self._masks = ThreadPoolExecutor(2, thread_name_prefix="grammar-mask")
-        self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._trials = asyncio.Semaphore(2)
+        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
     async def compile(self, request: worker_pb2.GenerateRequest) -> TokenGrammar | None:
         """What a request's reply is held to; its first mask is under way.
@@ -51,40 +56,38 @@ class GrammarCompiler:
         """
         if not request.HasField("grammar"):
             return None
-        key = request.grammar.SerializeToString(deterministic=True)
-        if len(key) > _MAX_SOURCE_BYTES:
+        _require_library()
+        grammar = request.grammar
+        kind = grammar.WhichOneof("form")
+        if kind is None:
+            raise InvalidRequestError("grammar: it has no form")
+        key = (kind, str(getattr(grammar, kind)))
+        if len(key[1].encode()) > _MAX_SOURCE_BYTES:
             raise InvalidRequestError(f"grammar: must have at most {_MAX_SOURCE_BYTES} bytes; make it smaller")
-        matcher = self._kept.pop(key, None) or await self._compile(request.grammar)
+        matcher = self._kept.pop(key, None) or await self._compile(*key)
         self._kept[key] = matcher
         if len(self._kept) > _NUM_KEPT:
             self._kept.popitem(last=False)
         return _Following(matcher.deep_copy(), self._masks)
 
-    async def _compile(self, grammar: worker_pb2.Grammar) -> "LLMatcher":
-        work = asyncio.get_running_loop().run_in_executor(self._compiles, self._build, grammar)
+    async def _compile(self, kind: str, text: str) -> "LLMatcher":
+        async with self._trials:
+            fault = await _try(kind, text)
+        if fault:
+            raise InvalidRequestError(f"grammar: {_brief(fault)}")
+        work = asyncio.get_running_loop().run_in_executor(self._compiles, self._build, kind, text)
         try:
             return await asyncio.wait_for(work, _COMPILE_SECONDS)
         except TimeoutError:
-            raise InvalidRequestError(
-                f"grammar: takes longer than {_COMPILE_SECONDS:.0f} s to compile; make it smaller"
-            ) from None
+            raise InvalidRequestError(f"grammar: {_TOO_DEAR}") from None
 
-    def _build(self, grammar: worker_pb2.Grammar) -> "LLMatcher":
+    def _build(self, kind: str, text: str) -> "LLMatcher":
+        from services.worker.adapters.grammar_sources import build_matcher
+
         try:
-            import llguidance
-        except ImportError:
-            raise InvalidRequestError(_NOT_INSTALLED) from None
-        limits = llguidance.LLParserLimits(
-            max_lexer_states=_MAX_LEXER_STATES, max_grammar_size=_MAX_GRAMMAR_SIZE, verbose_errors=False
-        )
-        try:
-            source = _source(grammar)
+            return build_matcher(self._get_tokenizer(), kind, text)
         except ValueError as error:
             raise InvalidRequestError(f"grammar: {_brief(str(error))}") from error
-        matcher = llguidance.LLMatcher(self._get_tokenizer(), source, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise InvalidRequestError(f"grammar: {_brief(matcher.get_error())}")
-        return matcher
 
     def _get_tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
@@ -136,19 +139,29 @@ class _Following:
             raise ValueError(f"the grammar library failed: {_brief(str(error))}") from error
 
 
-def _source(grammar: worker_pb2.Grammar) -> str:
-    from llguidance import LLMatcher, grammar_from
+def _require_library() -> None:
+    try:
+        import llguidance  # noqa: F401 # only whether it is there
+    except ImportError:
+        raise InvalidRequestError(_NOT_INSTALLED) from None
 
-    kind = grammar.WhichOneof("form")
-    if kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(grammar.json_schema, overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
-    if kind == "regex":
-        return LLMatcher.grammar_from_regex(grammar.regex)
-    if kind == "choices":
-        return grammar_from("choice", grammar.choices)
-    if kind == "grammar":
-        return grammar_from("grammar", grammar.grammar)
-    raise ValueError("it has no form")
+
+async def _try(kind: str, text: str) -> str:
+    """Why a grammar cannot be honoured; empty where a process with bounds of its own could compile it and follow it a little."""
+    bounds = (str(_TRIAL_CPU_SECONDS), str(_TRIAL_BYTES))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.worker.grammar_trial", *bounds, stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+    )
+    try:
+        said, _ = await process.communicate(json.dumps({"kind": kind, "text": text}).encode())
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    if process.returncode:
+        return _TOO_DEAR
+    fault: str = json.loads(said)
+    return fault
 
 
 def _brief(text: str) -> str:

@@ -19,5 +19,5 @@ class TokenGrammar(Protocol):
         ...
 
     def accept(self, token: int) -> None:
-        """One of them has come. Does not wait for what may come then."""
+        """One of those that `allowed` gave last has come. Does not wait for what may come then."""
         ...

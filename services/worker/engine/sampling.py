@@ -190,7 +190,15 @@ class Sampler:
         # A difference of zero survives every temperature; a large logit over a tiny one would overflow.
         scaled = (wide - largest) / self._options.temperature
         weights = self._nucleus(self._top_k(self._min_p(scaled)).softmax(-1))
-        return int(torch.multinomial(weights, 1, generator=self._generator))
+        return self._pick(weights.cumsum(-1))
+
+    def _pick(self, cumulative: torch.Tensor) -> int:
+        """By one random number, where `torch.multinomial` draws one for every token of the vocabulary."""
+        total = cumulative[-1:]
+        point = torch.rand(1, dtype=torch.float64, generator=self._generator) * total
+        # Right of equals: a token without weight is never met. The product may round up to the total, which the last one has.
+        token = torch.searchsorted(cumulative, point, right=True)
+        return int(token if token < len(cumulative) else torch.searchsorted(cumulative, total))
 
     def _min_p(self, scaled: torch.Tensor) -> torch.Tensor:
         """Keeps tokens of at least min_p of the likeliest one's probability, whose logit is 0."""

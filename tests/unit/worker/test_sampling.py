@@ -82,6 +82,14 @@ def test_a_seed_repeats_and_another_differs() -> None:
     assert _draws(SamplingOptions(1, 1.0), 50) != _draws(SamplingOptions(1, 1.0), 50)
 
 
+def test_a_point_at_the_end_is_the_last_token_with_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rounding makes the random point the whole sum, and tokens without weight stand behind."""
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.ones(1, dtype=torch.float64))
+    logits = torch.tensor([0.0, 1.0, 0.5, -50.0, -50.0])
+    sampler = Sampler(SamplingOptions(1, 1.0, min_p=0.01, seed=1))
+    assert sampler.draw(logits, find_likeliest(logits[None])[0]) == 2
+
+
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-8, 1e30, float("inf")])
 def test_any_temperature_draws_a_token(temperature: float) -> None:
     """Cold ones are greedy, hot ones uniform; none may stop the engine."""
