@@ -99,7 +99,8 @@ def describe(  # noqa: PLR0913 # keywords, each one line of the document
     """
     content: Json = {"application/json": {"schema": ref(reply)}}
     if streams:
-        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": ref(streams)}
+        event = {"type": "string", "contentMediaType": "application/json", "contentSchema": ref(streams)}
+        data = {"anyOf": [{"const": "[DONE]"}, event]}
         content["text/event-stream"] = {
             "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}
         }
