@@ -13,8 +13,6 @@ from services.router.adapters.documents import (
 from services.router.adapters.fields import read, read_object
 from services.router.adapters.grammars import read_grammar
 from services.router.adapters.schema import (
-    REMEDIES,
-    UNSUPPORTED,
     ChatBody,
     CompletionBody,
     HypicOptions,
@@ -26,6 +24,7 @@ from services.router.adapters.schema import (
 )
 from services.router.adapters.shapes import MAX_PROMPTS
 from services.router.adapters.tool_schema import allows_calls, read_calls, read_tools
+from services.router.adapters.unsupported import REMEDIES, UNSUPPORTED
 from services.router.domain.request import (
     ChatPrompt,
     Cold,
