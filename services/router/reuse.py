@@ -87,7 +87,8 @@ class ReuseSession:
         self._subject = subject
         self.deadline = deadline
         self._deferred: tuple[PartPlan, ...] = ()
-        self._renewer: asyncio.Task[None] | None = None
+        self._renewer: asyncio.TimerHandle | None = None
+        self._holds_lease = False
         self._is_complete = False
         self._schedule: Schedule | None = None
         self._captures: list[asyncio.Task[CaptureOutcome]] = []
@@ -182,7 +183,7 @@ class ReuseSession:
             self.plan_seconds += time.monotonic() - started
         self.lease_id = answer.lease_id
         if self._renewer is None:
-            self._renewer = asyncio.create_task(self._renew_forever())
+            self._renew_later()
         hashes = [entry.content_hash for entry in entries]
         outcomes = dict(zip(hashes, answer.outcomes, strict=True))
         if any(entry.kind is EntryKind.PREFIX for entry in entries):
@@ -306,17 +307,29 @@ class ReuseSession:
         return plan
 
     def _stop_renewing(self) -> None:
+        self._holds_lease = False
         if self._renewer:
             self._renewer.cancel()
 
-    async def _renew_forever(self) -> None:
+    def _renew_later(self) -> None:
+        """By a timer: most requests are past their first token before it is due, and a task for each would cost them."""
+        self._holds_lease = True
+        seconds = self._services.policy.lease_seconds / 3
+        self._renewer = asyncio.get_running_loop().call_later(seconds, self._begin_renewal)
+
+    def _begin_renewal(self) -> None:
+        self._services.background.spawn(self._renew())
+
+    async def _renew(self) -> None:
         policy = self._services.policy
-        while True:
-            await asyncio.sleep(policy.lease_seconds / 3)
-            try:
-                await self._services.directory.renew(self.lease_id, policy.lease_seconds, policy.cache_timeout_seconds)
-            except HypicError as error:
+        try:
+            await self._services.directory.renew(self.lease_id, policy.lease_seconds, policy.cache_timeout_seconds)
+        except HypicError as error:
+            # Of a lease that was given back meanwhile nothing is left to renew.
+            if self._holds_lease:
                 get_logger().warning("renew_failed", error=str(error))
+        if self._holds_lease:
+            self._renew_later()
 
     async def _release(self, lease_id: str) -> None:
         await self._services.directory.release(lease_id, self._services.policy.cache_timeout_seconds)

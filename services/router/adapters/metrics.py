@@ -1,7 +1,7 @@
 """Metrics as a decorator round the router: names and buckets are vLLM's where the thing is the same."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Protocol
@@ -163,8 +163,10 @@ class RouterMetrics:
         self.success.labels(done.reason.value, group).inc()
         self.generation_tokens.labels(group).inc(done.usage.completion_tokens)
         self._observe_seconds(done)
+        for served, tokens in _tokens_by_serving(done.explanation.parts).items():
+            self.prompt_tokens.labels(served.value, group).inc(tokens)
         for part in done.explanation.parts:
-            self._count_part(part, group)
+            self._count_part(part)
 
     def _observe_seconds(self, done: Done) -> None:
         seconds = done.explanation.seconds
@@ -174,15 +176,7 @@ class RouterMetrics:
         if later_tokens > 0:
             self.time_per_output_token.observe(seconds.decode / later_tokens)
 
-    def _count_part(self, part: PartExplanation, group: str) -> None:
-        reused_from = Served.PREFIX if part.served is Served.PREFIX else Served.HIT
-        counts = {
-            Served.LIVE: part.live_tokens,
-            Served.COLD: part.captured_tokens,
-            reused_from: part.reused_tokens,
-        }
-        for served, tokens in counts.items():
-            self.prompt_tokens.labels(served.value, group).inc(tokens)
+    def _count_part(self, part: PartExplanation) -> None:
         if part.reused_tokens:
             self.reused_tokens.labels(part.tier or "unknown").inc(part.reused_tokens)
         if part.kind is PartKind.SEGMENT and part.served in (Served.HIT, Served.COLD):
@@ -194,6 +188,17 @@ class RouterMetrics:
         if part.reason and part.reason not in _CHOSEN:
             known = part.reason if part.reason in _REASONS else "other"
             self.fallbacks.labels(str(known)).inc()
+
+
+def _tokens_by_serving(parts: Iterable[PartExplanation]) -> Mapping[Served, int]:
+    """Of a whole prompt: looking an instrument up takes longer than adding."""
+    tokens = {Served.LIVE: 0, Served.COLD: 0}
+    for part in parts:
+        reused_from = Served.PREFIX if part.served is Served.PREFIX else Served.HIT
+        tokens[Served.LIVE] += part.live_tokens
+        tokens[Served.COLD] += part.captured_tokens
+        tokens[reused_from] = tokens.get(reused_from, 0) + part.reused_tokens
+    return tokens
 
 
 class MeteredRouter:

@@ -54,6 +54,8 @@ class _OpenStream:
         self._answers: dict[int, asyncio.Future[cache_pb2.PlanResponse]] = {}
         # Plans that nobody waits for any more, and that bring a lease of their own.
         self._left: set[int] = set()
+        # Answers to plans whose callers are cancelled and have yet to learn it.
+        self._unheard: dict[int, cache_pb2.PlanResponse] = {}
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -77,6 +79,7 @@ class _OpenStream:
             raise
         finally:
             del self._answers[request.call]
+            self._unheard.pop(request.call, None)
 
     def _leave(self, request: cache_pb2.PlanRequest, answer: "asyncio.Future[cache_pb2.PlanResponse]") -> None:
         """Nobody waits for this plan any more. A lease that it was to extend is its request's to release."""
@@ -84,7 +87,9 @@ class _OpenStream:
             self._unsent.remove(request)
         elif not request.lease_id:
             self._left.add(request.call)
-            if answer.done() and not answer.cancelled() and not answer.exception():
+            if request.call in self._unheard:
+                self._take_late(self._unheard[request.call])
+            elif answer.done() and not answer.cancelled() and not answer.exception():
                 self._take_late(answer.result())
 
     def _take_late(self, response: cache_pb2.PlanResponse) -> None:
@@ -108,6 +113,8 @@ class _OpenStream:
                 answer = self._answers.get(response.call)
                 if answer and not answer.done():
                     answer.set_result(response)
+                elif answer:
+                    self._unheard[response.call] = response
                 else:
                     self._take_late(response)
         except grpc.aio.AioRpcError as broken:
