@@ -12,8 +12,10 @@ from pathlib import Path
 
 from tests.deploy.rendering import ROOT
 
-__all__ = ["PodRoot", "why_no_pods"]
+__all__ = ["ENVIRONMENT", "PROJECT", "PodRoot", "why_no_pods"]
 
+# Where the project and its Python environment stand inside: outside they may lie in /tmp, which pods have for themselves.
+PROJECT, ENVIRONMENT = Path("/srv/hypic"), Path("/srv/environment")
 _PROGRAMS = ("unshare", "setpriv", "mount", "chroot", "ip")
 
 
@@ -36,8 +38,10 @@ class PodRoot:
     def lay(self, files: Mapping[str, str], folders: Mapping[str, Path], user: int) -> None:
         """Mount the programs, `files` by their path and text, `folders` by where they are seen; then close it."""
         _mount("-t", "tmpfs", "none", str(self.path))
-        for path in (Path("/usr"), Path(sys.base_prefix), ROOT, (ROOT / ".venv").resolve()):
+        for path in (Path("/usr"), Path(sys.base_prefix)):
             self._bind(path, path)
+        self._bind(ROOT, PROJECT)
+        self._bind(Path(sys.prefix), ENVIRONMENT)
         for link in map(Path, ("/bin", "/lib", "/lib64", "/sbin")):
             if link.is_symlink():
                 (self.path / link.name).symlink_to(link.readlink())

@@ -21,7 +21,7 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.router.domain.tenancy import hash_key
-from tests.deploy.pod_root import PodRoot
+from tests.deploy.pod_root import ENVIRONMENT, PROJECT, PodRoot
 from tests.deploy.rendering import ROOT, Manifest, Workload, environment, workload
 from tests.deploy.settings_checks import read_settings
 
@@ -123,12 +123,12 @@ class Pods:
 
     def _command(self, each: Workload, *arguments: str) -> list[str]:
         context = each.pod["securityContext"]
-        python = str(ROOT / ".venv" / "bin" / "python")
-        return self._root.command(context["runAsUser"], context["runAsGroup"], [python, *arguments])
+        python = ENVIRONMENT / "bin" / "python"
+        return self._root.command(context["runAsUser"], context["runAsGroup"], [str(python), *arguments])
 
     def _variables(self, each: Workload) -> dict[str, str]:
         (container,) = each.containers
-        paths = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
+        paths = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": f"{PROJECT}:{PROJECT / 'proto'}"}
         return paths | environment(self._manifests, container)
 
     def _start(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> None:

@@ -112,7 +112,7 @@ def test_the_gpu_image_has_a_torch_and_a_triton_that_the_project_asks_for() -> N
 def test_images_install_every_extra_that_serves() -> None:
     text = "".join((IMAGES / name).read_text() for name in TARGETS)
     installed = {extra for extras in re.findall(r"'\.\[([\w,]+)\]'", text) for extra in extras.split(",")}
-    assert installed == {"router", "cache", "worker", "grammars", "gpu"}
+    assert installed == {"router", "cache", "worker", "grammars", "tracing", "gpu"}
     assert installed <= set(PROJECT["optional-dependencies"])
 
 
