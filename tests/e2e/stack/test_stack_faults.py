@@ -143,14 +143,14 @@ def test_the_combining_worker_is_lost_before_the_first_token(number: signal.Sign
     assert answer.raw["hypic"]["placing"]["worker"] == other
 
 
-def read_after(rig: Rig, act: Callable[[str], object], max_tokens: int = LONG_REPLY) -> tuple[str, StreamedReply]:
-    """A stream's text, and its end after something happened to the worker that decodes."""
+def read_after(rig: Rig, act: Callable[[], object], max_tokens: int = LONG_REPLY) -> tuple[str, StreamedReply]:
+    """A stream's text, and its end after something happened under it."""
     began = time.monotonic()
     request = body(rig.cluster, [DOCUMENT], cache_salt=rig.new_salt(), max_tokens=max_tokens)
     with stream(rig.cluster, request) as response:
         lines = response.iter_lines()
         begun = read_stream(lines, until_texts=3)
-        act(rig.running())
+        act()
         rest = read_stream(lines)
     assert time.monotonic() - began < DEADLINE_SECONDS
     return begun.text + rest.text, rest
@@ -158,7 +158,7 @@ def read_after(rig: Rig, act: Callable[[str], object], max_tokens: int = LONG_RE
 
 @end
 def test_the_combining_worker_is_lost_after_the_first_token(number: signal.Signals, rig: Rig) -> None:
-    text, rest = read_after(rig, lambda name: rig.cluster.signal(name, number))
+    text, rest = read_after(rig, lambda: rig.cluster.signal(rig.running(), number))
     assert rest.is_ended
     assert (rest.error, rest.finish_reason) == ("unavailable", None)
     assert text.startswith(rig.composed) or rig.composed.startswith(text)
@@ -167,7 +167,8 @@ def test_the_combining_worker_is_lost_after_the_first_token(number: signal.Signa
 def test_a_draining_worker_finishes_its_stream_and_takes_nothing_new(rig: Rig) -> None:
     drained: list[str] = []
 
-    def drain(name: str) -> None:
+    def drain() -> None:
+        name = rig.running()
         drained.append(name)
         rig.cluster.signal(name, signal.SIGTERM)
         for _ in range(3):
@@ -228,7 +229,7 @@ def test_the_directory_is_lost_under_a_transfer(service: str, number: signal.Sig
 @pytest.mark.parametrize("service", ["cache", "redis"])
 def test_the_directory_is_lost_after_the_transfer(service: str, rig: Rig) -> None:
     """The stream does not need it."""
-    text, rest = read_after(rig, lambda _: rig.cluster.kill(service), max_tokens=200)
+    text, rest = read_after(rig, lambda: rig.cluster.kill(service), max_tokens=200)
     assert (rest.error, rest.finish_reason) == (None, "length")
     assert text.startswith(rig.composed)
 
