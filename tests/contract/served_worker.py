@@ -111,6 +111,10 @@ class EngineWithTiers:
                     self.transfers.start(event, wanted)
             part = event.parts[0]
             if part.tier == ARRIVING_TIER:
+                # The prompt needs the layers; the store has the state a moment later.
+                async with asyncio.timeout(CALL_SECONDS):
+                    while not await self.holds(key):  # noqa: ASYNC110 # the engine's thread stores it
+                        await asyncio.sleep(0.002)
                 return self.transfers.describe(key)
             return Fetched(tier=part.tier, reason=part.reason)
         finally:
