@@ -140,6 +140,9 @@ class Cluster:
             self.redis.signal(number)
         else:
             self._processes[name].send_signal(number)
+            if number == signal.SIGKILL:
+                # Else it may still be taken for one that runs.
+                self._processes[name].wait()
 
     def kill(self, name: str) -> None:
         """SIGKILL, and wait for its end."""
