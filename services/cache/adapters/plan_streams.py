@@ -16,9 +16,12 @@ class PlanStreams:
     def __init__(self, answer: _Answer) -> None:
         self._answer = answer
         self._streams: set[_PlanStream] = set()
+        self._is_draining = False
 
     async def serve(self, requests: AsyncIterable[pb.PlanRequest]) -> AsyncGenerator[pb.PlanResponse]:
         """The answers to the plans of one stream, until the caller ends it or the streams are drained."""
+        if self._is_draining:
+            return
         stream = _PlanStream(self._answer, requests)
         self._streams.add(stream)
         try:
@@ -29,7 +32,8 @@ class PlanStreams:
             stream.cancel()
 
     def drain(self) -> None:
-        """Read no further plan; every stream ends with the answers to those that were read."""
+        """Read no further plan; every stream ends with the answers to those that were read, a new one at once."""
+        self._is_draining = True
         for stream in self._streams:
             stream.stop_reading()
 
@@ -43,6 +47,8 @@ class _PlanStream:
         self._answers: asyncio.Queue[pb.PlanResponse | None] = asyncio.Queue()
         self._num_unanswered = 0
         self._reading = asyncio.create_task(self._read())
+        # Behind the task: one that is cancelled before it begins runs nothing of itself.
+        self._reading.add_done_callback(lambda _: self._answers.put_nowait(None))
 
     async def next_answer(self) -> pb.PlanResponse | None:
         """None behind the last one."""
@@ -62,14 +68,11 @@ class _PlanStream:
             plan.cancel()
 
     async def _read(self) -> None:
-        try:
-            async for request in self._requests:
-                self._num_unanswered += 1
-                plan = asyncio.create_task(self._plan(request))
-                self._plans.add(plan)
-                plan.add_done_callback(self._plans.discard)
-        finally:
-            self._answers.put_nowait(None)
+        async for request in self._requests:
+            self._num_unanswered += 1
+            plan = asyncio.create_task(self._plan(request))
+            self._plans.add(plan)
+            plan.add_done_callback(self._plans.discard)
 
     async def _plan(self, request: pb.PlanRequest) -> None:
         self._answers.put_nowait(await self._answer(request))

@@ -84,6 +84,18 @@ async def test_an_idle_stream_ends_when_it_is_drained() -> None:
     assert await waiting is None
 
 
+async def test_a_stream_that_begins_while_draining_ends() -> None:
+    caller = Caller()
+    waiting = asyncio.ensure_future(anext(caller.send(0), None))
+    # One round of the event loop: the stream is open, and its reader has yet to begin.
+    await asyncio.sleep(0)
+    caller.streams.drain()
+    async with asyncio.timeout(5):
+        assert await waiting is None
+        assert [answer async for answer in caller.send(1)] == []
+    assert caller.begun == []
+
+
 async def test_plans_of_a_caller_who_has_gone_are_given_up() -> None:
     caller = Caller()
     answers = caller.send(0, 1, 2)
