@@ -56,6 +56,9 @@ class WorkerMetrics:
         self.requests_waiting = gauge("num_requests_waiting", "Requests that wait for room.")
         self.cache_usage = gauge("kv_cache_usage_perc", "Part of the pages that somebody holds, 0 to 1.")
         self.pages_free = gauge("pages_free", "Pages nobody holds.")
+        self.engine_seen = gauge(
+            "engine_seen_timestamp_seconds", "When the engine last said what these gauges show; old while it hangs."
+        )
         self.state_bytes = gauge("state_bytes", "Bytes of stored states, pages whole; of one rank.")
         self.evictions = counter(
             "evictions",
@@ -112,6 +115,7 @@ class WorkerMetrics:
 
     def read(self, engine: Engine) -> None:
         """Refresh the gauges; on the engine's thread."""
+        self.engine_seen.set_to_current_time()
         self.requests_running.set(engine.num_running)
         self.requests_waiting.set(engine.num_waiting)
         self.state_bytes.set(engine.context.store.used_bytes)

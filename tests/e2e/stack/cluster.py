@@ -17,7 +17,7 @@ from hypic.v1 import cache_pb2, cache_pb2_grpc
 
 from services.cli.ports import free_port, grpc_ready
 from tests.e2e.stack.network import Namespace
-from tests.e2e.stack.served import read_metric, wait_until
+from tests.e2e.stack.served import read_metric, wait_refreshed, wait_until
 from tests.e2e.stack.worker_proxy import WorkerProxy
 from tests.redis_server import RedisServer
 
@@ -78,6 +78,7 @@ class Cluster:
             for name in ("cache", *self.roles, *_ROUTERS):
                 self.spawn(name)
             self.wait_ready()
+            wait_until(lambda: all(self.gauge(name, "hypic_worker_pages_free") > 0 for name in self.roles))
             self._all_pages = self.gauge("workers", "hypic_worker_pages_free")
         except BaseException:
             self.close()
@@ -202,6 +203,7 @@ class Cluster:
 
     def wait_idle(self) -> None:
         """Until nothing runs or waits, no lease is left, and the workers hold just what the directory lists."""
+        wait_refreshed(self.gauge, self.roles)
         wait_until(lambda: self.gauge("workers", "hypic_worker_num_requests_running") == 0)
         wait_until(lambda: self.gauge("workers", "hypic_worker_num_requests_waiting") == 0)
         wait_until(lambda: self.gauge("cache", "hypic_cache_leases") == 0)

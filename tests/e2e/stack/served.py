@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -20,7 +20,7 @@ from hypic.v1 import cache_pb2, cache_pb2_grpc
 from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port, grpc_ready
 
-__all__ = ["ServedStack", "child_pids", "is_running", "read_metric", "wait_until"]
+__all__ = ["ServedStack", "child_pids", "is_running", "read_metric", "wait_refreshed", "wait_until"]
 
 _START_SECONDS = 90.0
 _END_SECONDS = 60.0
@@ -56,6 +56,20 @@ def read_metric(port: int, name: str, labels: str = "", host: str = "127.0.0.1")
         return float("nan")
     samples = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")) and labels in line]
     return sum(float(line.rpartition(" ")[2]) for line in samples)
+
+
+def wait_refreshed(gauge: Callable[[str, str], float], workers: Iterable[str]) -> None:
+    """Until the gauges of all these workers have been refreshed."""
+    now = time.time()
+    waiting = set(workers)
+
+    def all_refreshed() -> bool:
+        waiting.difference_update(
+            [name for name in waiting if gauge(name, "hypic_worker_engine_seen_timestamp_seconds") > now]
+        )
+        return not waiting
+
+    wait_until(all_refreshed)
 
 
 def free_ports(count: int) -> int:
@@ -218,8 +232,13 @@ class ServedStack:
         """Segments that the workers' present processes have captured."""
         return self.gauge("workers", "hypic_worker_captures_total", 'outcome="stored"')
 
+    def wait_refreshed(self) -> None:
+        """Until the workers' gauges are of this moment, or later: they are refreshed from time to time."""
+        wait_refreshed(self.gauge, self.workers)
+
     def wait_idle(self) -> None:
         """Until nothing runs or waits, no lease is left, and the workers hold just what the directory lists."""
+        self.wait_refreshed()
         wait_until(lambda: self.gauge("workers", "hypic_worker_num_requests_running") == 0)
         wait_until(lambda: self.gauge("workers", "hypic_worker_num_requests_waiting") == 0)
         wait_until(lambda: self.gauge("cache", "hypic_cache_leases") == 0)

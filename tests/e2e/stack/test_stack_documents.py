@@ -86,6 +86,7 @@ def test_a_deleted_document_is_gone_with_a_receipt(stack: ServedStack) -> None:
     ask(stack, [body], reuse="exact")
     stored = find(stack, body["id"])
     assert {state["kind"] for state in stored["states"]} == {"segment", "prefix"}
+    stack.wait_refreshed()
     pages = stack.gauge("worker", "hypic_worker_pages_free")
     receipt = stack.http.delete(f"{DOCUMENTS}/{body['id']}").json()
     assert receipt["deleted"]
