@@ -24,7 +24,7 @@ from services.cache.domain.documents import DocumentRegistry
 from services.cache.domain.errors import DirectoryUnavailableError, JournalError
 from services.cache.domain.pins import Pins
 from services.cache.settings import CacheSettings
-from services.common.rpc import HealthSwitch, create_server, serve_health, stop_server
+from services.common.rpc import HealthSwitch, create_server, serve_health
 from services.common.telemetry import configure_logging, get_logger, serve_metrics
 from services.common.tracing import configure_tracing
 
@@ -56,9 +56,9 @@ class CacheProcess:
             await self.watch
         await self.health.set_ready(False)
         self.servicer.drain()
-        await stop_server(self.server, grace_seconds)
+        await self.server.stop(grace_seconds)
         if self.probed is not None:
-            await stop_server(self.probed, 0)
+            await self.probed.stop(0)
         await self.directory.close()
 
 

@@ -3,7 +3,6 @@
 # grpc's handler type is generic in its stubs only.
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ __all__ = [
     "create_server",
     "request_metadata",
     "serve_health",
-    "stop_server",
     "worker_channel",
 ]
 
@@ -35,9 +33,6 @@ __all__ = [
 CHUNK_BYTES = 1 << 20
 LIVENESS = "liveness"
 READINESS = "readiness"
-
-# How long a server may take to stop beyond its grace, in which it cancels what still runs.
-_STOP_SECONDS = 5.0
 
 _REQUEST_ID = "x-request-id"
 _KEEPALIVE = [
@@ -237,15 +232,3 @@ async def serve_health(address: str, health_switch: HealthSwitch) -> grpc.aio.Se
     server.add_insecure_port(address)
     await server.start()
     return server
-
-
-async def stop_server(server: grpc.aio.Server, grace_seconds: float) -> None:
-    """Accept nothing more, let running calls end, cancel those that take longer. Returns in any case soon afterwards.
-
-    About once in a thousand times the library never learns that a call which it cancelled at that point has ended.
-    """
-    try:
-        async with asyncio.timeout(grace_seconds + _STOP_SECONDS):
-            await server.stop(grace_seconds)
-    except TimeoutError:
-        get_logger().warning("server_does_not_stop", waited_seconds=grace_seconds + _STOP_SECONDS)

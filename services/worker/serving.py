@@ -16,7 +16,7 @@ from hypic.v1 import cache_pb2
 from hypic.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from prometheus_client import CollectorRegistry
 
-from services.common.rpc import HealthSwitch, cache_channel, create_server, serve_health, stop_server, worker_channel
+from services.common.rpc import HealthSwitch, cache_channel, create_server, serve_health, worker_channel
 from services.common.telemetry import get_logger, serve_metrics
 from services.worker.adapters.blob_tiers import BlobTiers
 from services.worker.adapters.byte_budget import ByteBudget
@@ -114,9 +114,9 @@ async def _serve(
     await health.set_ready(False)
     if status == 0:
         await worker.service.drain(settings.drain_seconds)
-    await stop_server(server, _LEAVING_SECONDS if status == 0 else 0.0)
+    await server.stop(_LEAVING_SECONDS if status == 0 else 0.0)
     if probed is not None:
-        await stop_server(probed, 0)
+        await probed.stop(0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

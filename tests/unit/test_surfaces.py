@@ -37,7 +37,7 @@ SURFACES = {
     ],
     "services.common.rpc": [
         "CHUNK_BYTES", "LIVENESS", "READINESS", "HealthSwitch", "cache_channel", "create_channel", "create_server",
-        "request_metadata", "serve_health", "stop_server", "worker_channel",
+        "request_metadata", "serve_health", "worker_channel",
     ],
     "services.common.settings": ["PeerSettings", "ServiceSettings", "SettingsError"],
     "services.common.buckets": ["INTER_TOKEN", "REQUEST", "STAGE", "TIME_TO_FIRST_TOKEN"],
