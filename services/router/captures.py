@@ -115,7 +115,8 @@ class CaptureRun:
                 self._start(worker_id, [each.segment.key for each in own], CaptureCause.ASSIGNED, seconds)
             while self._open and (left := ends_at - time.monotonic()) > 0:
                 try:
-                    ended = await asyncio.wait_for(self._events.get(), min(left, self._look_seconds()))
+                    async with asyncio.timeout(min(left, self._look_seconds())):
+                        ended = await self._events.get()
                 except TimeoutError:
                     self._hedge()
                 else:

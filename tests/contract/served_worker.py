@@ -87,7 +87,8 @@ class EngineWithTiers:
 
         job = CaptureJob("test", (CaptureSegment(key, token_ids),), sink)
         await self.engine.call(lambda engine: engine.submit_capture(job))
-        assert (await asyncio.wait_for(done.get(), CALL_SECONDS)).reason == ""
+        async with asyncio.timeout(CALL_SECONDS):
+            assert (await done.get()).reason == ""
 
     async def fetch(self, key: bytes, wanted: WantedState) -> Fetched | None:
         """Combine a prompt that uses a state: whence it came, or why not; None where there was no way to it."""

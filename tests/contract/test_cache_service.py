@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -399,6 +399,27 @@ async def test_a_stream_of_plans_ends_with_the_service_and_not_with_its_grace() 
             await process.stop(grace_seconds=10 * DEADLINE_SECONDS)
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_stop_gets_through_to_a_watch_that_misses_it() -> None:
+    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0")
+    process = await start(settings, CollectorRegistry())
+    process.watch.cancel()
+    missed = 0
+
+    async def stubborn() -> None:
+        nonlocal missed
+        while missed < 2:
+            try:
+                await asyncio.sleep(10 * DEADLINE_SECONDS)
+            except asyncio.CancelledError:
+                missed += 1
+
+    watch = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await replace(process, watch=watch).stop(0)
+    assert missed == 2
 
 
 async def test_readiness_follows_redis(own_server: RedisServer) -> None:

@@ -77,7 +77,8 @@ class GrammarCompiler:
             raise InvalidRequestError(f"grammar: {_brief(fault)}")
         work = asyncio.get_running_loop().run_in_executor(self._compiles, self._build, kind, text)
         try:
-            return await asyncio.wait_for(work, _COMPILE_SECONDS)
+            async with asyncio.timeout(_COMPILE_SECONDS):
+                return await work
         except TimeoutError:
             raise InvalidRequestError(f"grammar: {_TOO_DEAR}") from None
 
