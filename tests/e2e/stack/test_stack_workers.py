@@ -90,9 +90,10 @@ def test_the_answers_are_those_of_one_worker(
 ) -> None:
     with several(slower_checkpoint, tmp_path, roles) as stack:
         answers = all_answers(stack)
-        assert [answer.text for answer in answers] == [answer.text for answer in alone]
         cold, warm, *_ = answers
-        assert cold.served == ["cold"] * 4
+        # First: what came too late would be computed in place, and the answer another one.
+        assert [(part["served"], part["reason"]) for part in cold.segments] == [("cold", "first_use")] * 4
+        assert [answer.text for answer in answers] == [answer.text for answer in alone]
         capturing = {f"worker-{index}" for index, role in enumerate(roles) if role != "combine"}
         # What the worker that combines captures it captures in the same sweep.
         assert capturers(cold) == capturing - {cold.raw["hypic"]["placing"]["worker"]}
