@@ -9,7 +9,13 @@ import grpc
 from hypic.v1 import worker_pb2, worker_pb2_grpc
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.common.errors import InternalError, InvalidRequestError, NotFoundError, UnavailableError
+from services.common.errors import (
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 from tests.stub_cache import StubCache
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|document_start|>", "<|document_end|>")
@@ -60,6 +66,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     dies_after_tokens: int = -1
     drops_states: bool = False
     refuses_grammars: bool = False
+    refuses_holds: bool = False
     worker_id: str = "stub"
     profile_digest: str = "profile-1"
     can_capture: bool = True
@@ -70,6 +77,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     captures: list[worker_pb2.CaptureRequest] = field(default_factory=list)
     begun: list[bytes] = field(default_factory=list)
     failed: Counter[bytes] = field(default_factory=Counter)
+    waiting: dict[bytes, asyncio.Event] = field(default_factory=dict)
     num_running: int = 0
     num_cancelled: int = 0
 
@@ -158,6 +166,17 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         raise NotFoundError("the stub holds no planes")
         yield
 
+    async def Take(  # noqa: N802
+        self,
+        request: worker_pb2.TakeRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.TakeRequest, worker_pb2.Chunk],
+    ) -> AsyncIterator[worker_pb2.Chunk]:
+        """A state without planes, once."""
+        if request.handle not in self.waiting:
+            raise NotFoundError("the stub holds no such state")
+        self.waiting.pop(request.handle).set()
+        yield worker_pb2.Chunk()
+
     async def Drop(  # noqa: N802
         self,
         request: worker_pb2.DropRequest,
@@ -186,6 +205,10 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         yield worker_pb2.GenerateEvent(
             prefilled=worker_pb2.Prefilled(parts=parts, queue_seconds=0.001, combine_seconds=0.002)
         )
+        if request.HasField("hold"):
+            async for event in self._hold(request):
+                yield event
+            return
         ids = self.tokenizer.encode(self.reply, add_special_tokens=False).ids * self.num_repeats
         shown = ids[: request.sampling.max_tokens]
         for index, token_id in enumerate(shown):
@@ -199,6 +222,19 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         yield worker_pb2.GenerateEvent(
             finished=worker_pb2.Finished(reason=reason, decode_seconds=0.003, generated_tokens=len(shown))
         )
+
+    async def _hold(self, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.GenerateEvent]:
+        if self.refuses_holds:
+            raise OverloadedError("the stub has no room for a decode state")
+        handle = len(self.requests).to_bytes(32, "big")
+        taken = self.waiting[handle] = asyncio.Event()
+        num_tokens = sum(len(part.token_ids) for part in request.parts)
+        try:
+            yield worker_pb2.GenerateEvent(held=worker_pb2.Held(handle=handle, num_tokens=num_tokens, seconds=30.0))
+            await taken.wait()
+            yield worker_pb2.GenerateEvent(released=worker_pb2.Released(taken=True))
+        finally:
+            self.waiting.pop(handle, None)
 
     def _logprobs(self, token_id: int, sampling: worker_pb2.Sampling) -> list[worker_pb2.TokenLogprobs]:
         """The drawn token is the likeliest, the others follow by id."""

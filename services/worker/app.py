@@ -16,6 +16,7 @@ from services.worker.adapters import messages
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.grammars import GrammarCompiler
+from services.worker.adapters.held_states import HeldStates
 from services.worker.adapters.metrics import TokenGaps, WorkerMetrics
 from services.worker.adapters.prompt_fetch import PromptFetch
 from services.worker.adapters.residency import Residency
@@ -32,6 +33,7 @@ from services.worker.engine.requests import (
     FetchEvent,
     FinishedEvent,
     GenerateEvent,
+    HeldEvent,
     PrefilledEvent,
     TokenEvent,
 )
@@ -101,6 +103,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         engine: EngineThread,
         residency: Residency,
         transfers: Transfers,
+        held: HeldStates,
         metrics: WorkerMetrics,
     ) -> None:
         self._served = served
@@ -108,6 +111,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._engine = engine
         self._residency = residency
         self._transfers = transfers
+        self._held = held
         self._metrics = metrics
         self._running = _RunningCalls()
         self._grammars = GrammarCompiler(served.tokenizer_json, served.spec.vocab_size, served.stop_token_ids)
@@ -136,6 +140,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._check_takes(self._place.can_combine, "combine")
         if any(part.HasField("capture") for part in request.parts):
             self._check_takes(self._place.can_capture, "prefill")
+        if request.HasField("hold"):
+            self._held.check()
         call_id = uuid.uuid4().hex
         events: asyncio.Queue[GenerateEvent] = asyncio.Queue()
         job = messages.generate_request(request, call_id, self._served.spec.vocab_size, _sink_to(events))
@@ -162,6 +168,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                     if not event.reason:
                         publishing.start(event.key, event.size_bytes)
                     continue
+                if isinstance(event, HeldEvent):
+                    with self._held.keep(call_id, tuple(job.prompt_ids), event, request.hold.seconds) as held:
+                        yield messages.held_message(held)
+                        await held.wait()
+                    await publishing.wait()
+                    yield messages.released_message(held)
+                    return
                 if isinstance(event, FinishedEvent):
                     # The caller goes with the last event, and what is unpublished then is dropped.
                     await publishing.wait()
@@ -217,6 +230,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 "this worker's ranks hold shares of its states, which leave it for no one; compute the part"
             )
         async with aclosing(self._sender.send(request)) as sent:
+            async for message in sent:
+                yield message
+
+    async def Take(  # noqa: N802
+        self,
+        request: worker_pb2.TakeRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.TakeRequest, worker_pb2.Chunk],
+    ) -> AsyncIterator[worker_pb2.Chunk]:
+        """See worker.proto."""
+        async with aclosing(self._held.take(request.handle)) as sent:
             async for message in sent:
                 yield message
 
@@ -288,7 +311,7 @@ def _sink_to(events: "asyncio.Queue[Event]") -> Callable[[Event], None]:
 
 async def _until_finished(
     events: "asyncio.Queue[GenerateEvent]",
-) -> AsyncIterator[CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | FinishedEvent]:
+) -> AsyncIterator[CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | HeldEvent | FinishedEvent]:
     while True:
         event = await events.get()
         if isinstance(event, FailedEvent):

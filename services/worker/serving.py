@@ -24,6 +24,7 @@ from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.followers import Followers
+from services.worker.adapters.held_states import HeldStates, HoldLimits
 from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.peer_states import PeerStates
@@ -231,7 +232,9 @@ def _assemble(
         settings.fetch_bytes,
         settings.tensor_parallel == 1,
     )
-    service = WorkerService(served, place, engine, residency, transfers, metrics)
+    limits = HoldLimits(settings.held_seconds, settings.held_bytes, settings.fetch_bytes)
+    held = HeldStates(engine, served, place.moves_states, limits, metrics, states.threads)
+    service = WorkerService(served, place, engine, residency, transfers, held, metrics)
     return _Worker(service, residency, transfers, engine, tiers, metrics, registry)
 
 

@@ -107,6 +107,14 @@ class WorkerSettings(PeerSettings):
     redis_blob_max_bytes: int = Field(
         default=8 * _MIB, ge=1, description="larger states stay out of Redis, where reading them takes too long"
     )
+    held_seconds: float = Field(
+        default=30.0, gt=0, le=3600, description="how long a decode state waits for the engine that is to go on with it"
+    )
+    held_bytes: int = Field(
+        default=1024 * _MIB,
+        ge=_MIB,
+        description="decode states that wait at once, within the memory for pages and running states",
+    )
     fetch_bytes: int = Field(
         default=256 * _MIB,
         ge=_MIB,

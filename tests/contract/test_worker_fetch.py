@@ -15,11 +15,13 @@ from services.blob.planes import ITEM_BYTES
 from services.common.content import HASH_BYTES
 from services.common.rpc import HealthSwitch, create_channel, create_server
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
+from services.worker.adapters.held_states import HeldStates
 from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.state_stream import read_header
 from services.worker.app import WorkerService
 from services.worker.tiers.host import HostStore
+from tests.contract.generating_worker import HOLD_LIMITS
 from tests.contract.served_worker import CALL_SECONDS, IDS, KEY, EngineWithTiers, run_engine
 
 
@@ -43,7 +45,9 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
         cache_channel = create_channel("127.0.0.1:1")
         identity = WorkerIdentity("w", "127.0.0.1:1", served.revision, served.profile_digest, "host")
         residency = Residency(running.engine, CacheClient(cache_channel, identity), "host", running.tiers)
-        service = WorkerService(served, WorkerPlace("w"), running.engine, residency, running.transfers, running.metrics)
+        held = HeldStates(running.engine, served, True, HOLD_LIMITS, running.metrics, running.tiers.threads)
+        place = WorkerPlace("w")
+        service = WorkerService(served, place, running.engine, residency, running.transfers, held, running.metrics)
         server, port = await create_server(
             [lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)],
             "127.0.0.1:0",

@@ -2,69 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import pytest
-from hypic.v1 import cache_pb2_grpc, worker_pb2, worker_pb2_grpc
-from prometheus_client import CollectorRegistry
+from hypic.v1 import worker_pb2
 
-from services.common.content import HASH_BYTES
-from services.common.rpc import HealthSwitch, create_channel, create_server
-from services.worker.adapters.blob_tiers import BlobTiers
-from services.worker.adapters.byte_budget import ByteBudget
-from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
-from services.worker.adapters.engine_builder import build_engine
-from services.worker.adapters.engine_thread import EngineThread
-from services.worker.adapters.messages import WorkerPlace
-from services.worker.adapters.metrics import WorkerMetrics
-from services.worker.adapters.peer_states import PeerStates
-from services.worker.adapters.residency import Residency
-from services.worker.adapters.served_model import read_served_model
-from services.worker.adapters.tiered_states import TieredStates
-from services.worker.adapters.transfers import Transfers
-from services.worker.app import WorkerService
-from services.worker.settings import WorkerSettings
-from tests.e2e.stack.checkpoint import write_random_checkpoint
-from tests.exactness.rig import draw_ids
-from tests.stub_cache import StubCache
-
-KEY, OTHER = bytes(range(HASH_BYTES)), bytes(HASH_BYTES)
-IDS, OTHER_IDS = (tuple(token % 64 for token in draw_ids(length, 5)) for length in (90, 120))
-LAST = worker_pb2.PromptPart(token_ids=[1, 2, 3], serving=worker_pb2.PART_SERVING_LIVE)
-DEMO = Path(__file__).parents[2] / "models" / "demo"
-_CALL_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServedWorker:
-    """A worker with a stub of the cache service."""
-
-    stub: "worker_pb2_grpc.WorkerServiceAsyncStub"
-    engine: EngineThread
-    cache: StubCache
-    registry: CollectorRegistry
-
-    async def generate(self, *parts: worker_pb2.PromptPart, max_tokens: int = 3) -> list[worker_pb2.GenerateEvent]:
-        """All events."""
-        return [event async for event in self.start(*parts, max_tokens=max_tokens)]
-
-    def start(
-        self, *parts: worker_pb2.PromptPart, max_tokens: int = 3
-    ) -> "grpc.aio.UnaryStreamCall[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent]":
-        """The call."""
-        sampling = worker_pb2.Sampling(max_tokens=max_tokens)
-        request = worker_pb2.GenerateRequest(parts=[*parts, LAST], sampling=sampling)
-        return self.stub.Generate(request, timeout=_CALL_SECONDS)
-
-    async def holds(self, key: bytes) -> bool:
-        """Whether the engine has a state under a key."""
-        return await self.engine.call(lambda engine: key in engine.context.store)
-
-    def metric(self, name: str, **labels: str) -> float:
-        """A sample's value; 0 before there is one."""
-        return self.registry.get_sample_value(f"hypic_worker_{name}", labels) or 0.0
+from tests.contract.generating_worker import CALL_SECONDS, IDS, KEY, OTHER, OTHER_IDS, ServedWorker, run_worker
 
 
 def ordered(key: bytes, ids: tuple[int, ...], fence: int) -> worker_pb2.PromptPart:
@@ -75,36 +19,8 @@ def ordered(key: bytes, ids: tuple[int, ...], fence: int) -> worker_pb2.PromptPa
 
 @pytest.fixture
 async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
-    write_random_checkpoint(tmp_path, DEMO)
-    settings = WorkerSettings(checkpoint=tmp_path, page_bytes=16 << 20, state_bytes=64 << 20)
-    served = read_served_model(settings)
-    engine = EngineThread(lambda: build_engine(settings, served), lambda error: None)
-    await engine.start()
-    cache, registry = StubCache(), CollectorRegistry()
-    cache_server, cache_port = await create_server(
-        [lambda server: cache_pb2_grpc.add_CacheServiceServicer_to_server(cache, server)], "127.0.0.1:0", HealthSwitch()
-    )
-    cache_channel = create_channel(f"127.0.0.1:{cache_port}")
-    identity = WorkerIdentity("w", "127.0.0.1:1", served.revision, served.profile_digest, "host")
-    metrics = WorkerMetrics(registry)
-    peers = PeerStates(served, "127.0.0.1:1", ByteBudget(1 << 26), shares_memory=True)
-    tiers = TieredStates(engine, served, BlobTiers(served, [], metrics))
-    residency = Residency(engine, CacheClient(cache_channel, identity), "host", tiers)
-    transfers = Transfers(engine, served, tiers, peers, residency, metrics, _CALL_SECONDS)
-    service = WorkerService(served, WorkerPlace("w"), engine, residency, transfers, metrics)
-    server, port = await create_server(
-        [lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)],
-        "127.0.0.1:0",
-        HealthSwitch(),
-    )
-    channel = create_channel(f"127.0.0.1:{port}")
-    yield ServedWorker(worker_pb2_grpc.WorkerServiceStub(channel), engine, cache, registry)
-    await engine.call(lambda running: running.check_integrity())
-    await channel.close()
-    await server.stop(0)
-    await cache_channel.close()
-    await cache_server.stop(0)
-    engine.stop()
+    async with run_worker(tmp_path) as running:
+        yield running
 
 
 async def test_each_state_is_published_once_under_its_ticket(worker: ServedWorker) -> None:
@@ -145,7 +61,7 @@ async def test_what_is_ordered_anew_is_computed_anew(worker: ServedWorker) -> No
 
 
 async def test_no_token_waits_for_the_directory_and_nothing_unpublished_stays(worker: ServedWorker) -> None:
-    worker.cache.publish_delay_seconds = 2 * _CALL_SECONDS
+    worker.cache.publish_delay_seconds = 2 * CALL_SECONDS
     call = worker.start(ordered(KEY, IDS, 1), max_tokens=500)
     kinds = [(await anext(aiter(call))).WhichOneof("event") for _ in range(2)]
     assert kinds == ["prefilled", "tokens"]

@@ -23,7 +23,7 @@ SURFACES = {
     "services.worker.engine.requests": [
         "CaptureEvent", "CaptureJob", "CaptureSegment", "EngineError", "EngineFullError", "FailedEvent", "FetchEvent",
         "FinishReason",
-        "FinishedEvent", "GenerateEvent", "GenerateRequest", "PrefilledEvent", "PromptPart", "PromptTooLargeError",
+        "FinishedEvent", "GenerateEvent", "GenerateRequest", "HeldEvent", "PrefilledEvent", "PromptPart", "PromptTooLargeError",
         "ServedPart", "Serving", "SnapshotOrder", "StoredSnapshot", "TokenEvent",
     ],
     "services.worker.ops.recurrence.naive": ["capture", "scan", "step", "walk"],

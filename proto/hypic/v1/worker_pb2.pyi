@@ -714,6 +714,7 @@ class GenerateRequest(_message.Message):
     SNAPSHOTS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     lease_id: _builtins.str
     prefix_key: _builtins.bytes
@@ -730,6 +731,10 @@ class GenerateRequest(_message.Message):
     def grammar(self) -> Global___Grammar:
         """One that the worker cannot honour is INVALID_ARGUMENT, with a message that begins with `grammar: `."""
 
+    @_builtins.property
+    def hold(self) -> Global___HoldOrder:
+        """Nothing is decoded: the prompt's decode state is held until it is taken, the time is up or the stream is closed."""
+
     def __init__(
         self,
         *,
@@ -741,14 +746,54 @@ class GenerateRequest(_message.Message):
         snapshots: _abc.Iterable[Global___SnapshotRequest] | None = ...,
         grammar: Global___Grammar | None = ...,
         priority: _builtins.int = ...,
+        hold: Global___HoldOrder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class HoldOrder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """At most so long; the worker's own limit where it is shorter, or where this is 0."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldOrder: _TypeAlias = HoldOrder  # noqa: Y015
+
+@_typing.final
+class TakeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        handle: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeRequest: _TypeAlias = TakeRequest  # noqa: Y015
 
 @_typing.final
 class GenerateEvent(_message.Message):
@@ -757,6 +802,8 @@ class GenerateEvent(_message.Message):
     PREFILLED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def prefilled(self) -> Global___Prefilled:
         """Once, with the first token."""
@@ -765,22 +812,83 @@ class GenerateEvent(_message.Message):
     def tokens(self) -> Global___Tokens: ...
     @_builtins.property
     def finished(self) -> Global___Finished: ...
+    @_builtins.property
+    def held(self) -> Global___Held:
+        """With a hold, in place of tokens."""
+
+    @_builtins.property
+    def released(self) -> Global___Released:
+        """The last event of a hold."""
+
     def __init__(
         self,
         *,
         prefilled: Global___Prefilled | None = ...,
         tokens: Global___Tokens | None = ...,
         finished: Global___Finished | None = ...,
+        held: Global___Held | None = ...,
+        released: Global___Released | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "prefilled", b"prefilled", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "held", b"held", "prefilled", b"prefilled", "released", b"released", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "prefilled", b"prefilled", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "held", b"held", "prefilled", b"prefilled", "released", b"released", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["prefilled", "tokens", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["prefilled", "tokens", "finished", "held", "released"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerateEvent: _TypeAlias = GenerateEvent  # noqa: Y015
+
+@_typing.final
+class Held(_message.Message):
+    """A decode state that waits for its one reader."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.bytes
+    """For `Take`; not to be guessed."""
+    num_tokens: _builtins.int
+    size_bytes: _builtins.int
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        handle: _builtins.bytes = ...,
+        num_tokens: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "num_tokens", b"num_tokens", "seconds", b"seconds", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Held: _TypeAlias = Held  # noqa: Y015
+
+@_typing.final
+class Released(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAKEN_FIELD_NUMBER: _builtins.int
+    taken: _builtins.bool
+    """Read to its end; else the time was up."""
+    def __init__(
+        self,
+        *,
+        taken: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Released: _TypeAlias = Released  # noqa: Y015
 
 @_typing.final
 class Prefilled(_message.Message):

@@ -54,6 +54,11 @@ class WorkerServiceStub:
                 request_serializer=hypic_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_worker__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Take = channel.unary_stream(
+                '/hypic.v1.WorkerService/Take',
+                request_serializer=hypic_dot_v1_dot_worker__pb2.TakeRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_worker__pb2.Chunk.FromString,
+                _registered_method=True)
         self.Drop = channel.unary_unary(
                 '/hypic.v1.WorkerService/Drop',
                 request_serializer=hypic_dot_v1_dot_worker__pb2.DropRequest.SerializeToString,
@@ -97,6 +102,14 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Take(self, request, context):
+        """A decode state that `Generate` holds for another engine, layer by layer, as `Fetch` sends segment states. The first call with
+        a handle reads it, and nobody after that. Closing the stream cancels.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drop(self, request, context):
         """Makes states unreachable at once; memory follows with the last reference.
         """
@@ -133,6 +146,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=hypic_dot_v1_dot_worker__pb2.GenerateRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_worker__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Take': grpc.unary_stream_rpc_method_handler(
+                    servicer.Take,
+                    request_deserializer=hypic_dot_v1_dot_worker__pb2.TakeRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_worker__pb2.Chunk.SerializeToString,
             ),
             'Drop': grpc.unary_unary_rpc_method_handler(
                     servicer.Drop,
@@ -253,6 +271,33 @@ class WorkerService:
             '/hypic.v1.WorkerService/Generate',
             hypic_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
             hypic_dot_v1_dot_worker__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Take(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hypic.v1.WorkerService/Take',
+            hypic_dot_v1_dot_worker__pb2.TakeRequest.SerializeToString,
+            hypic_dot_v1_dot_worker__pb2.Chunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class WorkerServiceStub:
     """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
     Generate: _grpc.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateEvent]
     """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
+    Take: _grpc.UnaryStreamMultiCallable[_worker_pb2.TakeRequest, _worker_pb2.Chunk]
+    """A decode state that `Generate` holds for another engine, layer by layer, as `Fetch` sends segment states. The first call with
+    a handle reads it, and nobody after that. Closing the stream cancels.
+    """
     Drop: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]
     """Makes states unreachable at once; memory follows with the last reference."""
     Report: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.ReportResponse]
@@ -55,6 +59,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
     Generate: _aio.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateEvent]  # type: ignore[assignment]
     """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
+    Take: _aio.UnaryStreamMultiCallable[_worker_pb2.TakeRequest, _worker_pb2.Chunk]  # type: ignore[assignment]
+    """A decode state that `Generate` holds for another engine, layer by layer, as `Fetch` sends segment states. The first call with
+    a handle reads it, and nobody after that. Closing the stream cancels.
+    """
     Drop: _aio.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]  # type: ignore[assignment]
     """Makes states unreachable at once; memory follows with the last reference."""
     Report: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.ReportResponse]  # type: ignore[assignment]
@@ -92,6 +100,16 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.GenerateEvent], _abc.AsyncIterator[_worker_pb2.GenerateEvent]]:
         """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
+
+    @_abc_1.abstractmethod
+    def Take(
+        self,
+        request: _worker_pb2.TakeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.Chunk], _abc.AsyncIterator[_worker_pb2.Chunk]]:
+        """A decode state that `Generate` holds for another engine, layer by layer, as `Fetch` sends segment states. The first call with
+        a handle reads it, and nobody after that. Closing the stream cancels.
+        """
 
     @_abc_1.abstractmethod
     def Drop(

@@ -8,6 +8,7 @@ from hypic.v1 import worker_pb2
 from services.common.content import HASH_BYTES
 from services.common.errors import HypicError, InternalError, InvalidRequestError, OverloadedError
 from services.common.rpc import CHUNK_BYTES
+from services.worker.adapters.held_states import HeldState
 from services.worker.adapters.peer_states import Source
 from services.worker.adapters.served_model import ServedModel
 from services.worker.adapters.transfers import WantedState
@@ -36,6 +37,8 @@ __all__ = [
     "describe",
     "event_message",
     "generate_request",
+    "held_message",
+    "released_message",
     "service_error",
     "wanted_states",
 ]
@@ -110,6 +113,7 @@ def generate_request(
         prefix_key=message.prefix_key,
         snapshots=tuple(_snapshot(order, len(message.parts)) for order in message.snapshots),
         priority=message.priority,
+        is_held=message.HasField("hold"),
     )
 
 
@@ -180,6 +184,20 @@ def _check_key(field: str, key: bytes) -> None:
 def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     if token_ids and max(token_ids) >= vocab_size:
         raise InvalidRequestError(f"{field}: {max(token_ids)} is outside the vocabulary of {vocab_size}")
+
+
+def held_message(held: HeldState) -> worker_pb2.GenerateEvent:
+    """A decode state waits."""
+    return worker_pb2.GenerateEvent(
+        held=worker_pb2.Held(
+            handle=held.handle, num_tokens=len(held.token_ids), size_bytes=held.size_bytes, seconds=held.seconds
+        )
+    )
+
+
+def released_message(held: HeldState) -> worker_pb2.GenerateEvent:
+    """It waits no more."""
+    return worker_pb2.GenerateEvent(released=worker_pb2.Released(taken=held.is_taken))
 
 
 def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_pb2.GenerateEvent:

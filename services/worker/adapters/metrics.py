@@ -65,6 +65,13 @@ class WorkerMetrics:
             "States that the engine's memory dropped by itself, for pages or for other states' planes, ahead of the directory.",
             "reason",
         )
+        self.held_states = counter(
+            "held_states",
+            "Decode states held for another engine: taken; dropped (given up, or the time was up); refused for want of room.",
+            "outcome",
+        )
+        for outcome in ("taken", "dropped", "refused"):
+            self.held_states.labels(outcome)
         self._seen_evictions = dict.fromkeys(StoreEviction, 0)
         for reason in StoreEviction:
             self.evictions.labels(reason.value)

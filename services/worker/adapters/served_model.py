@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
 from tokenizers import Tokenizer
 
-from services.worker.models.checkpoint import SUFFIX, read_json
+from services.blob.revision import checkpoint_revision
+from services.worker.models.checkpoint import read_json
 from services.worker.models.errors import CheckpointError
 from services.worker.models.registry import read_checkpoint_spec
 from services.worker.models.spec import ModelSpec
@@ -117,15 +117,12 @@ def _read_tokenizer(path: Path, content: bytes, spec: ModelSpec) -> Tokenizer:
 
 
 def _revision(directory: Path) -> str:
-    """Hexadecimal BLAKE3 over config and weights, so that swapped weights never meet old states."""
-    digest = blake3(_read(directory / "config.json"))
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
-        digest.update(path.name.encode())
-        try:
-            digest.update_mmap(path)
-        except OSError as error:
-            raise CheckpointError(f"{path}: not readable ({error}); download the file again, or delete it") from error
-    return digest.hexdigest()
+    try:
+        return checkpoint_revision(directory)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename}: not readable ({error}); download the file again, or delete it"
+        ) from error
 
 
 def _token_text(token: Any) -> str:  # noqa: ANN401 # a string, or an object with the string inside

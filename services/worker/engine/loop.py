@@ -24,6 +24,7 @@ from services.worker.engine.combine import Prompt
 from services.worker.engine.combine_queue import AdmittedPrompt, CombineQueue
 from services.worker.engine.context import EngineContext
 from services.worker.engine.decode import DecodeLoop, RunningRequest
+from services.worker.engine.held import HeldPrompts, held_bytes
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.prefill import Prefill
@@ -33,6 +34,7 @@ from services.worker.engine.requests import (
     EngineFullError,
     FetchEvent,
     GenerateRequest,
+    HeldEvent,
     PrefilledEvent,
     StoredSnapshot,
 )
@@ -79,6 +81,7 @@ class Engine:
         # Nothing can be done before a command comes: a layer of a state, or the end of something.
         self._is_stuck = False
         self._running: list[RunningRequest] = []
+        self.held = HeldPrompts(context)
         with torch.inference_mode():
             self._captures = CaptureQueue(context, limits.capture_tokens)
         self._prefill = Prefill(context, self._combines, self._cold, self._captures)
@@ -91,8 +94,8 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """Requests that combine or decode."""
-        return len(self._prompts) + len(self._running)
+        """Requests that combine or decode, or whose decode state is held."""
+        return len(self._prompts) + len(self._running) + len(self.held)
 
     @property
     def capture_tokens_left(self) -> int:
@@ -147,6 +150,7 @@ class Engine:
         """
         self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id != request_id)
         self._prefill.cancel(request_id)
+        self.held.cancel(request_id)
         for running in self._running:
             if running.request.request_id == request_id:
                 running.finished = True
@@ -154,7 +158,7 @@ class Engine:
         self.wake()
 
     def wake(self) -> None:
-        """Something has changed: a layer of a state has come."""
+        """Something has changed: a layer of a state has come, or a held prompt has gone."""
         self._is_stuck = False
 
     def find_capture(self, key: bytes) -> CaptureProgress | None:
@@ -195,7 +199,7 @@ class Engine:
         Raises:
             AssertionError: they do not.
         """
-        prompts = [*(one.prompt for one in self._running), *self._prompts]
+        prompts = [*(one.prompt for one in self._running), *self._prompts, *self.held]
         holdings = [pages for prompt in prompts for pages in (prompt.owned, prompt.shared)]
         holdings += [state.pages for state in self.context.store]
         holdings += [pages for line in self._prefill.combining for pages in line.held_pages()]
@@ -303,8 +307,6 @@ class Engine:
     def _start_decoding(self, prompts: Sequence[AdmittedPrompt], logits: torch.Tensor) -> None:
         for prompt, own, likeliest in zip(prompts, logits, find_likeliest(logits), strict=True):
             request = prompt.request
-            sampler = self._create_sampler(request.sampling, request.prompt_ids, request.grammar)
-            running = RunningRequest(request, prompt.combine.prompt, sampler)
             request.sink(
                 PrefilledEvent(
                     parts=prompt.resolved.served,
@@ -315,9 +317,19 @@ class Engine:
                     snapshots=self._store_snapshots(prompt),
                 )
             )
+            if request.is_held:
+                self._hold(prompt)
+                continue
+            sampler = self._create_sampler(request.sampling, request.prompt_ids, request.grammar)
+            running = RunningRequest(request, prompt.combine.prompt, sampler)
             running.accept(own, likeliest)
             self._running.append(running)
         self._retire()
+
+    def _hold(self, prompt: AdmittedPrompt) -> None:
+        combined = prompt.combine.prompt
+        self.held.add(prompt.request.request_id, combined)
+        prompt.request.sink(HeldEvent(combined.length, held_bytes(self.context, combined.length)))
 
     def _store_snapshots(self, prompt: AdmittedPrompt) -> tuple[StoredSnapshot, ...]:
         stored = []

@@ -23,6 +23,7 @@ __all__ = [
     "FinishedEvent",
     "GenerateEvent",
     "GenerateRequest",
+    "HeldEvent",
     "PrefilledEvent",
     "PromptPart",
     "PromptTooLargeError",
@@ -167,7 +168,15 @@ class FetchEvent:
     incoming: IncomingState
 
 
-GenerateEvent = CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | FinishedEvent | FailedEvent
+@dataclass(frozen=True, slots=True)
+class HeldEvent:
+    """The last event of a request that is held: its decode state waits for a reader."""
+
+    num_tokens: int
+    size_bytes: int
+
+
+GenerateEvent = CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | HeldEvent | FinishedEvent | FailedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +184,8 @@ class GenerateRequest:
     """Combine parts and decode. `sink` gets every event, on the engine's thread. priority: where requests wait, lower is sooner.
 
     One `CaptureEvent` a segment that a part orders to capture comes ahead of the `PrefilledEvent`, and a `FetchEvent` for every
-    state that is to be brought from elsewhere. grammar: what the reply is held to, where the sampler draws itself.
+    state that is to be brought from elsewhere. grammar: what the reply is held to, where the sampler draws itself. is_held:
+    nothing is decoded; the decode state waits until it has been read, or the request is cancelled.
     """
 
     request_id: str
@@ -186,6 +196,7 @@ class GenerateRequest:
     snapshots: tuple[SnapshotOrder, ...] = ()
     grammar: TokenGrammar | None = None
     priority: int = 0
+    is_held: bool = False
 
     @property
     def prompt_ids(self) -> Iterator[int]:
