@@ -13,8 +13,9 @@ from services.router.domain.checks import check_sampling, grammar_fault
 from services.router.domain.parts import Prompt
 from services.router.domain.placing import PlacedPrompt
 from services.router.domain.plan import PartPlan, Served
-from services.router.domain.ports import GenerateOrder, PartOrder, PartServing, Work
+from services.router.domain.ports import GenerateEvent, GenerateOrder, PartOrder, PartServing, Work
 from services.router.domain.request import ChatPrompt, GenerationRequest, PromptError, TextPrompt
+from services.router.handover import Handover
 from services.router.reply import Done, PlanningSeconds, Reply, ReplyEvent, Started
 from services.router.reuse import ReuseServices, ReuseSession, ReuseSubject
 from services.router.served_model import Models, ServedModel
@@ -34,12 +35,15 @@ class RouterLimits:
 
 
 class Router:
-    """Answers requests with the workers that there are, and one cache service."""
+    """Answers requests with the workers that there are, and one cache service. handover: where other engines decode."""
 
-    def __init__(self, models: Models, services: ReuseServices, limits: RouterLimits) -> None:
+    def __init__(
+        self, models: Models, services: ReuseServices, limits: RouterLimits, handover: Handover | None = None
+    ) -> None:
         self._models = models
         self._services = services
         self._limits = limits
+        self._handover = handover
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
         """The reply as it comes. A worker that goes away before the first token costs another attempt: on another worker, or
@@ -119,7 +123,7 @@ class Router:
         combining = ExitStack()
         combining.enter_context(workers.occupy(worker_id, Work(placed.schedule.combine.combine_seconds)))
         with workers.occupy(worker_id, Work(0.0, is_request=True)), combining:
-            async with aclosing(workers.find(worker_id).generate(order, session.deadline.remaining())) as events:
+            async with aclosing(self._generate(worker_id, order, session.deadline.remaining())) as events:
                 async for event in events:
                     for shown in reply.take(event, time.monotonic() - arrival):
                         if isinstance(shown, Started):
@@ -131,6 +135,11 @@ class Router:
                     if reply.is_done:
                         return
         raise InternalError("the worker's stream ended without a finish")
+
+    def _generate(self, worker_id: str, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[GenerateEvent]:
+        if self._handover is not None:
+            return self._handover.generate(worker_id, order, timeout_seconds)
+        return self._services.workers.find(worker_id).generate(order, timeout_seconds)
 
     def _order(
         self, session: ReuseSession, placed: PlacedPrompt, request: GenerationRequest, model: ServedModel

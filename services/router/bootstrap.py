@@ -39,6 +39,7 @@ from services.router.adapters.quotas import BoundedRouter, SheddingRouter
 from services.router.adapters.recording import RecordingRouter
 from services.router.adapters.store_client import GrpcStore
 from services.router.adapters.traced import TracedRouter
+from services.router.adapters.vllm_engine import VllmEngine
 from services.router.adapters.worker_pool import WorkerPool
 from services.router.app import Router, RouterLimits
 from services.router.background import Background
@@ -49,6 +50,7 @@ from services.router.domain.rates import Rates
 from services.router.domain.recent import RecentRequests
 from services.router.domain.shedding import SheddingPolicy
 from services.router.domain.tenancy import Keys, Quotas, hash_key
+from services.router.handover import Handover
 from services.router.library import Library, LibraryServices
 from services.router.reuse import ReusePolicy, ReuseServices
 from services.router.settings import RouterSettings
@@ -128,10 +130,12 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     services = ReuseServices(directory, pool, capturer, background, policy)
     gate = Gate(_keys(settings), _usual_quotas(settings))
     limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
+    engines = _engines(settings, pool)
+    router = Router(pool, services, limits, Handover(pool, engines) if engines else None)
     recent = RecentRequests(settings.console_requests)
     store = GrpcStore(channel, settings.cache_timeout_seconds)
     shedding = SheddingPolicy(settings.max_queue_seconds, settings.max_requests_per_worker)
-    answering = SheddingRouter(ChoosingRouter(Router(pool, services, limits).generate), pool.views, shedding)
+    answering = SheddingRouter(ChoosingRouter(router.generate), pool.views, shedding)
     bounded = BoundedRouter(answering)
     generator = TracedRouter(MeteredRouter(RecordingRouter(bounded, recent), metrics))
     surface = HttpSurface(
@@ -156,6 +160,8 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
             with suppress(asyncio.CancelledError):
                 await finding
             await background.close(settings.cache_timeout_seconds)
+            for engine in engines:
+                await engine.close()
             await pool.close()
             await channel.close()
 
@@ -173,6 +179,13 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
         has_metrics=not settings.operations_address,
         max_header_bytes=settings.max_header_bytes,
     )
+
+
+def _engines(settings: RouterSettings, pool: WorkerPool) -> list[VllmEngine]:
+    key = settings.vllm_api_key.get_secret_value()
+    return [
+        VllmEngine(url, lambda: settings.vllm_model or pool.require().info.name, key) for url in settings.engine_urls
+    ]
 
 
 def _keys(settings: RouterSettings) -> Keys:

@@ -10,12 +10,21 @@ from services.router.domain.explain import (
     PartExplanation,
     Seconds,
     Usage,
+    explain_decode,
     explain_parts,
     explain_placing,
 )
 from services.router.domain.placing import PlacedPrompt
 from services.router.domain.plan import Plan
-from services.router.domain.ports import Finished, FinishReason, GenerateEvent, Prefilled, TokenLogprobs, Tokens
+from services.router.domain.ports import (
+    DecodedBy,
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    Prefilled,
+    TokenLogprobs,
+    Tokens,
+)
 from services.router.domain.request import GenerationRequest
 from services.router.domain.shown_tokens import PendingTokens, ShownToken
 from services.router.domain.stops import StopFilter, StopResult
@@ -85,6 +94,7 @@ class Reply:
         self._stops = StopFilter(request.stop)
         self._parts: tuple[PartExplanation, ...] = ()
         self._prefilled: Prefilled | None = None
+        self._decoded_by: DecodedBy | None = None
         self._first_token_seconds = 0.0
         self._num_tokens = self._num_characters = self._num_shown = 0
         self._pending = PendingTokens(detokenizer.spell)
@@ -108,7 +118,7 @@ class Reply:
             self._parts = explain_parts(self._placed.plan, event)
         except ValueError as error:
             raise InternalError(str(error)) from error
-        self._prefilled = event
+        self._prefilled, self._decoded_by = event, event.decoded_by
         self._first_token_seconds = elapsed_seconds
         yield Started()
 
@@ -164,5 +174,5 @@ class Reply:
             time_to_first_token=self._first_token_seconds,
         )
         options = self._request.options
-        placing = explain_placing(self._placed.schedule)
-        return Done(reason, usage, Explanation(options.reuse, options.cold, self._parts, seconds, placing))
+        placing, decode = explain_placing(self._placed.schedule), explain_decode(self._decoded_by)
+        return Done(reason, usage, Explanation(options.reuse, options.cold, self._parts, seconds, placing, decode))

@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -16,6 +16,7 @@ __all__ = ["RouterSettings"]
 
 _MAX_TENANT_GROUPS = 16
 _GROUP = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ENGINE_URL = re.compile(r"https?://[^/?#\s]+:\d+")
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -47,6 +48,15 @@ class RouterSettings(PeerSettings):
         " service). Default: the workers that are registered with the cache service",
     )
     cache_address: str = Field(default="127.0.0.1:7101", description="host:port of the cache service")
+    decode: Literal["worker", "vllm"] = Field(
+        default="worker",
+        description="who decodes: the worker that combines, or vLLM, which takes the decode state from it (docs/vllm.md)",
+    )
+    vllm_urls: str = Field(
+        default="", description="vLLM servers with the connector, `http://host:port`, with commas between"
+    )
+    vllm_model: str = Field(default="", description="the name that they know the model by; default: the workers' own")
+    vllm_api_key: SecretStr = Field(default=SecretStr(""), description="their key, where they want one")
     api_keys_file: Path | None = Field(
         default=None,
         description="TOML file of API keys, tenants and quotas, read again when it changes (`hypic keys`). Without it "
@@ -156,6 +166,14 @@ class RouterSettings(PeerSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_engines(self) -> Self:
+        if (self.decode == "vllm") != bool(self.engine_urls):
+            raise ValueError("decode vllm needs vllm_urls, and vllm_urls need decode vllm: set both or neither")
+        if bad := [url for url in self.engine_urls if not _ENGINE_URL.fullmatch(url)]:
+            raise ValueError(f"vllm_urls: {bad[0]!r} must be http://host:port or https://host:port")
+        return self
+
+    @model_validator(mode="after")
     def _check_http_tls(self) -> Self:
         given = (self.http_tls_cert_file, self.http_tls_key_file)
         if any(given) != all(given) or (self.http_tls_client_ca_file and not all(given)):
@@ -166,6 +184,11 @@ class RouterSettings(PeerSettings):
             authority = self.http_tls_client_ca_file or self.http_tls_cert_file
             check_files(TlsFiles(self.http_tls_cert_file, self.http_tls_key_file, authority))
         return self
+
+    @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """The servers of `vllm_urls`."""
+        return tuple(filter(None, (each.strip().rstrip("/") for each in self.vllm_urls.split(","))))
 
     @property
     def worker_places(self) -> tuple[tuple[str, int], ...]:

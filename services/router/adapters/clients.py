@@ -20,6 +20,7 @@ from services.router.domain.ports import (
     CaptureResult,
     GenerateEvent,
     GenerateOrder,
+    HoldEvent,
     PlanAnswer,
     PlanQuery,
 )
@@ -168,6 +169,17 @@ class GrpcWorker:
         async with aclosing(self._events(call)) as events:
             async for event in events:
                 yield _known_event(event)
+
+    async def hold(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[HoldEvent]:
+        """See `Worker`."""
+        request = messages.hold_request(order)
+        call = self._stub.Generate(request, timeout=timeout_seconds, metadata=request_metadata())
+        async with aclosing(self._events(call)) as events:
+            async for event in events:
+                try:
+                    yield messages.hold_event(event)
+                except (KeyError, ValueError) as error:
+                    raise InternalError(f"the worker sent an unknown value {error}") from error
 
     async def _events(self, call: "grpc.aio.UnaryStreamCall[Any, Event]") -> AsyncGenerator[Event]:
         """A stream's messages; the call ends with this generator."""

@@ -14,10 +14,13 @@ from services.router.domain.ports import (
     FinishReason,
     GenerateEvent,
     GenerateOrder,
+    Held,
+    HoldEvent,
     PartServing,
     PlanAnswer,
     PlanQuery,
     Prefilled,
+    Released,
     ServedPart,
     TokenLogprobs,
     Tokens,
@@ -31,6 +34,8 @@ __all__ = [
     "capture_result",
     "generate_event",
     "generate_request",
+    "hold_event",
+    "hold_request",
     "model_info",
     "namespace_message",
     "plan_answer",
@@ -212,6 +217,13 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
     )
 
 
+def hold_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
+    """The message that orders a decode state."""
+    message = generate_request(order)
+    message.hold.SetInParent()
+    return message
+
+
 def _grammar(grammar: Grammar | None) -> worker_pb2.Grammar | None:
     if grammar is None:
         return None
@@ -249,6 +261,19 @@ def generate_event(event: worker_pb2.GenerateEvent) -> GenerateEvent:
         return Tokens(tuple(event.tokens.token_ids), tuple(map(_token_logprobs, event.tokens.logprobs)))
     finished = event.finished
     return Finished(_FINISH_REASONS[finished.reason], finished.decode_seconds, finished.generated_tokens)
+
+
+def hold_event(event: worker_pb2.GenerateEvent) -> HoldEvent:
+    """One event of a hold. Raises KeyError or ValueError on what this version does not know."""
+    kind = event.WhichOneof("event")
+    if kind == "held":
+        return Held(event.held.handle, event.held.num_tokens)
+    if kind == "released":
+        return Released(event.released.taken)
+    found = generate_event(event)
+    if not isinstance(found, Prefilled):
+        raise ValueError(f"{kind} stands in a hold")
+    return found
 
 
 def _token_logprobs(message: worker_pb2.TokenLogprobs) -> TokenLogprobs:

@@ -144,6 +144,12 @@ class RouterMetrics:
             "Parts that another request was capturing, by what became of them: its state was waited for (hit), or not.",
             "served",
         )
+        self.handovers = counter(
+            "handovers",
+            "Replies that another engine was to write, by what it began from: the composed state, the prompt, which it computed"
+            " itself, or no engine was there (worker).",
+            "began_from",
+        )
         self.fetches = counter("fetched_parts", "Parts whose state the combining worker fetched.", "source")
 
     def group_of(self, tenant: str) -> str:
@@ -167,6 +173,8 @@ class RouterMetrics:
             self.prompt_tokens.labels(served.value, group).inc(tokens)
         for part in done.explanation.parts:
             self._count_part(part)
+        if (decode := done.explanation.decode) is not None:
+            self.handovers.labels(decode.began_from).inc()
 
     def _observe_seconds(self, done: Done) -> None:
         seconds = done.explanation.seconds

@@ -52,6 +52,14 @@ _EXPLANATION = _object(
     parts=list_of(ref("PartExplanation")),
     seconds={"type": "object", "additionalProperties": _NUMBER, "description": "Where the time went, in seconds."},
     placing={"type": "object", "description": "The worker that combined, and what was expected of it."},
+    decode=_or_null(
+        _object(
+            "The engine that wrote the reply, where that may be another one than the worker that combined.",
+            engine=_STRING,
+            began_from={"enum": ["state", "prompt", "worker"]},
+            reason=_or_null(_STRING),
+        )
+    ),
 )
 _USAGE = _object(
     "Token counts; `cached_tokens` of the prompt were not computed for this request.",

@@ -4,17 +4,19 @@ from dataclasses import dataclass
 
 from services.router.domain.parts import PartKind, Reason
 from services.router.domain.plan import PartPlan, Plan, Served
-from services.router.domain.ports import PartServing, Prefilled, ServedPart
+from services.router.domain.ports import DecodedBy, PartServing, Prefilled, ServedPart
 from services.router.domain.schedule import Schedule
 
 __all__ = [
     "CaptureExplanation",
+    "DecodeExplanation",
     "Explanation",
     "FetchExplanation",
     "PartExplanation",
     "PlacingExplanation",
     "Seconds",
     "Usage",
+    "explain_decode",
     "explain_parts",
     "explain_placing",
 ]
@@ -71,6 +73,18 @@ class PlacingExplanation:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeExplanation:
+    """The engine that wrote the reply, and what it began from, and why not from the composed state.
+
+    began_from: `state`; `prompt` where it computed that itself; `worker` where the worker that combined went on.
+    """
+
+    engine: str
+    began_from: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Seconds:
     """Where the time went."""
 
@@ -101,6 +115,14 @@ class Explanation:
     parts: tuple[PartExplanation, ...]
     seconds: Seconds
     placing: PlacingExplanation
+    decode: DecodeExplanation | None = None
+
+
+def explain_decode(decoded_by: DecodedBy | None) -> DecodeExplanation | None:
+    """Where another engine than the combine worker may have decoded."""
+    if decoded_by is None:
+        return None
+    return DecodeExplanation(decoded_by.engine, decoded_by.began_from.value, decoded_by.reason or None)
 
 
 def explain_parts(plan: Plan, prefilled: Prefilled) -> tuple[PartExplanation, ...]:

@@ -11,19 +11,24 @@ from services.router.domain.request import Namespace, Sampling
 from services.router.domain.workers import WorkerView
 
 __all__ = [
+    "BeganFrom",
     "CaptureBatch",
     "CaptureOrder",
     "CaptureResult",
+    "DecodedBy",
     "Directory",
     "FinishReason",
     "Finished",
     "GenerateEvent",
     "GenerateOrder",
+    "Held",
+    "HoldEvent",
     "PartOrder",
     "PartServing",
     "PlanAnswer",
     "PlanQuery",
     "Prefilled",
+    "Released",
     "ServedPart",
     "Source",
     "TokenLogprobs",
@@ -167,14 +172,52 @@ class ServedPart:
     fetch_seconds: float = 0.0
 
 
+class BeganFrom(StrEnum):
+    """What a reply was begun from: a decode state that was handed over, or the prompt, which the engine computed itself; or the
+    worker that combined went on.
+    """
+
+    STATE = "state"
+    PROMPT = "prompt"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBy:
+    """Which engine writes a reply, and what it began from; `reason` says why not from the composed state."""
+
+    engine: str
+    began_from: BeganFrom
+    reason: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Once, with the first token; parts in the order's order."""
+    """Once, with the first token; parts in the order's order.
+
+    decoded_by: set where another engine than the combine worker may decode.
+    """
 
     parts: tuple[ServedPart, ...]
     queue_seconds: float
     fetch_seconds: float
     combine_seconds: float
+    decoded_by: DecodedBy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A decode state of so many tokens waits under a handle for another engine."""
+
+    handle: bytes
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The last event of a hold: the state was read to its end, or was not."""
+
+    is_taken: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +262,7 @@ class Finished:
 
 
 GenerateEvent = Prefilled | Tokens | Finished
+HoldEvent = Prefilled | Held | Released
 
 
 class Worker(Protocol):
@@ -230,6 +274,10 @@ class Worker(Protocol):
 
     def generate(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[GenerateEvent]:
         """Combine the parts of a prompt and decode."""
+        ...
+
+    def hold(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[HoldEvent]:
+        """Combine the parts of a prompt and hold its decode state, in place of decoding, until the iterator is closed."""
         ...
 
     async def drop(self, keys: Sequence[bytes], timeout_seconds: float) -> int:
