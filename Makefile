@@ -16,7 +16,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help setup demo run test soak rolling check bench test-gpu bench-gpu eval proto images clean
+.PHONY: help setup demo run test test-vllm soak rolling check bench test-gpu bench-gpu eval proto images clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -40,6 +40,10 @@ run: $(RUNTIME) ## Serve the demo model on port 8000 until Ctrl-C.
 
 test: $(DEVELOPMENT) ## Run all tests (no GPU needed).
 	$(BIN)/python -m pytest
+
+test-vllm: $(DEVELOPMENT) ## Run the tests that need vLLM, in an environment of its own (.venv-vllm, about 3 GB).
+	$(PYTHON) integrations/vllm/setup_environment.py .venv-vllm
+	HYPIC_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -o timeout=1200 tests/vllm
 
 soak: $(DEVELOPMENT) ## Kill services and Redis under load for SOAK_SECONDS (600), comparing every answer; 1,000 clients that leave; 12,000 random steps of each directory.
 	HYPIC_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -o timeout=0 -s tests/e2e/stack/test_stack_soak.py

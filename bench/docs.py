@@ -12,7 +12,12 @@ from pathlib import Path
 from bench.results import ResultFile, Row, of_subject, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "operations.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "benchmarks.md",
+    ROOT / "docs" / "operations.md",
+    ROOT / "docs" / "vllm.md",
+)
 _BLOCK = re.compile(
     r"(?P<head><!-- table: (?P<file>\S+)(?: subject: (?P<subject>\w+))?(?: rows: (?P<count>\d+)| for: (?P<line>\w+))? -->\n)"
     r".*?(?P<end><!-- end -->)",
