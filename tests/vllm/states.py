@@ -38,12 +38,14 @@ class StateGiver(worker_pb2_grpc.WorkerServiceServicer):
     states: dict[bytes, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     taken: list[bytes] = field(default_factory=list)
     num_left: int = 0
+    _num_offers: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def offer(self, token_ids: tuple[int, ...], seed: int) -> dict[str, Any]:
         """What a request says to begin from a state drawn from a seed."""
         with self._lock:
-            handle = (len(self.states) + 1).to_bytes(32, "big")
+            self._num_offers += 1
+            handle = self._num_offers.to_bytes(32, "big")
             self.states[handle] = (token_ids[:-1], seed)
         fields = {"handle": handle.hex(), "address": self.address, "num_tokens": len(token_ids) - 1}
         return {"cache_salt": salt_of(handle), "kv_transfer_params": {"hypic": fields}}

@@ -3,7 +3,6 @@
 Composed states are random bytes here (`states.py`): where they leak, answers change.
 """
 
-import itertools
 import json
 import socket
 import time
@@ -27,22 +26,27 @@ from tests.vllm.states import StateGiver, give_states
 _CHECKPOINT = Path(__file__).parents[2] / "models" / "demo"
 _END = 2
 _BLOCK = 384
+# In units of the natural logarithm.
+_DECIDED = 1.0
 _CACHING = ("--enable-prefix-caching", "--no-enable-prefix-caching")
-_CHUNKS = (
-    ("--enable-chunked-prefill", "--max-num-batched-tokens", "512"),
-    ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192"),
-)
+_CHUNKED = ("--enable-chunked-prefill", "--max-num-batched-tokens", "512")
+_WHOLE = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192")
+# vLLM itself refuses to cache prefixes of hybrid models without chunked prefill.
+_WAYS = {
+    "cached-chunked": (_CACHING[0], *_CHUNKED),
+    "chunked": (_CACHING[1], *_CHUNKED),
+    "whole": (_CACHING[1], *_WHOLE),
+}
 _LIMITS = {"max_tokens": 24, "ignore_eos": True, "stop_token_ids": [_END]}
 Ask = Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """vLLM, whoever gives it states, and whether it caches prefixes."""
+    """vLLM, and whoever gives it states."""
 
     vllm: RunningVllm
     giver: StateGiver
-    caches: bool
 
     def plain(self, token_ids: Sequence[int], **more: Any) -> dict[str, Any]:  # noqa: ANN401
         return self.vllm.complete(token_ids, **_LIMITS, **more)
@@ -67,27 +71,40 @@ def _run(log: Path, arguments: Sequence[str]) -> Iterator[Rig]:
         give_states(checkpoint_revision(_CHECKPOINT)) as giver,
         serve_vllm(python, _CHECKPOINT, log, arguments) as vllm,
     ):
-        yield Rig(vllm, giver, "--enable-prefix-caching" in arguments)
+        yield Rig(vllm, giver)
 
 
-@pytest.fixture(
-    scope="module",
-    params=list(itertools.product(_CACHING, _CHUNKS)),
-    ids=["cached-chunked", "cached-whole", "uncached-chunked", "uncached-whole"],
-)
+@pytest.fixture(scope="module", params=_WAYS)
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    caching, chunks = request.param
-    with _run(tmp_path_factory.mktemp("vllm") / "log", [caching, *chunks]) as running:
+    with _run(tmp_path_factory.mktemp("vllm") / "log", _WAYS[request.param]) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[tuple[int, ...]]:
+def candidates() -> list[tuple[int, ...]]:
     reader = PromptReader(_CHECKPOINT)
-    questions = read_questions(QuestionSet(SetKind.STANDARD, 6, 4711))
-    found = [prompt.token_ids for prompt in reader.read(questions)]
-    # One whose state ends with a block, as `align` caches it; one that lacks a token of that, one that has one more.
-    return [*found, found[0][-(_BLOCK * 3 + 1) :], found[1][-(_BLOCK * 3) :], found[2][-(_BLOCK * 3 + 2) :]]
+    questions = read_questions(QuestionSet(SetKind.STANDARD, 12, 4711))
+    return [prompt.token_ids for prompt in reader.read(questions)]
+
+
+@pytest.fixture
+def prompts(rig: Rig, candidates: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Four as they are; and of two the ends, so that their states end with a block, as `align` caches it, or one token on."""
+    ends = [ids[-(_BLOCK * 3 + more) :] for ids in candidates for more in (1, 2)]
+    return [*_decided(rig, candidates, 4), *_decided(rig, ends, 2)]
+
+
+def _decided(rig: Rig, candidates: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    """Prompts of whose replies every token is far ahead of the next: near ties fall either way with the batch they run in."""
+    found: list[tuple[int, ...]] = []
+    for ids in candidates:
+        reply = rig.plain(ids, cache_salt="chosen", logprobs=2)
+        tops = [sorted(top.values())[-2:] for top in reply["choices"][0]["logprobs"]["top_logprobs"]]
+        if all(best - second > _DECIDED for second, best in tops):
+            found.append(ids)
+        if len(found) == count:
+            return found
+    raise AssertionError("too few prompts whose replies are decided")
 
 
 def _ids(reply: dict[str, Any]) -> list[int]:
@@ -116,13 +133,18 @@ def test_what_is_composed_reaches_no_other_request(rig: Rig, prompts: list[tuple
         again = rig.plain((*ids, 5), cache_salt=salt_of(handle))
         assert _cached(again) == 0, "composed blocks are found under their salt after their request"
     baseline = [_ids(rig.plain(ids)) for ids in prompts]
+    # The first token is drawn from the state as it was given, whatever runs beside it.
+    firsts = [_ids(reply)[0] for reply in composed]
     for _ in range(2):
         asked: list[Ask] = []
         for seed, ids in enumerate(prompts):
             asked += [partial(rig.plain, ids), partial(rig.composed, ids, seed)]
-        replies = [_ids(reply) for reply in _at_once(asked)]
-        assert replies[::2] == baseline
-        assert replies[1::2] == [_ids(reply) for reply in composed]
+        replies = _at_once(asked)
+        assert [_ids(reply) for reply in replies[::2]] == baseline
+        assert [_cached(reply) for reply in replies[1::2]] == [len(ids) - 1 for ids in prompts]
+        assert (
+            sum(_ids(reply)[0] == first for reply, first in zip(replies[1::2], firsts, strict=True)) >= len(firsts) - 1
+        )
     rig.wait_free()
 
 
@@ -186,9 +208,11 @@ def _begin(rig: Rig, ids: tuple[int, ...]) -> socket.socket:
 
 
 @pytest.mark.parametrize("caching", _CACHING)
-def test_preempted_requests_change_no_plain_token(caching: str, tmp_path: Path, prompts: list[tuple[int, ...]]) -> None:
+def test_preempted_requests_change_no_plain_token(
+    caching: str, tmp_path: Path, candidates: list[tuple[int, ...]]
+) -> None:
     """Blocks for three requests, each of which wants one more behind its third token."""
-    edges = [ids[-(_BLOCK * 3 - 3) :] for ids in prompts[:6]]
+    ends = [ids[-(_BLOCK * 3 - 3) :] for ids in candidates]
     arguments = [
         caching,
         "--num-gpu-blocks-override",
@@ -199,11 +223,12 @@ def test_preempted_requests_change_no_plain_token(caching: str, tmp_path: Path, 
         "1600",
     ]
     with _run(tmp_path / "log", arguments) as rig:
-        alone = [_ids(rig.plain(ids, min_tokens=12)) for ids in edges]
-        for _ in range(3):
+        chosen = _decided(rig, [ids for ids in ends if len(_ids(rig.plain(ids))) > 4], 3)
+        alone = [_ids(rig.plain(ids)) for ids in chosen]
+        for _ in range(4):
             asked: list[Ask] = []
-            for seed, ids in enumerate(edges):
-                asked += [partial(rig.plain, ids, min_tokens=12), partial(rig.composed, ids, seed)]
+            for seed, ids in enumerate(chosen):
+                asked += [partial(rig.plain, ids), partial(rig.composed, ids, seed)]
             assert [_ids(reply) for reply in _at_once(asked)][::2] == alone
         assert rig.vllm.metric("vllm:num_preemptions_total") > 0
         rig.wait_free()
