@@ -28,6 +28,7 @@ _END = 2
 _BLOCK = 384
 # In units of the natural logarithm.
 _DECIDED = 1.0
+_MOST_ROUNDS = 30
 _CACHING = ("--enable-prefix-caching", "--no-enable-prefix-caching")
 _CHUNKED = ("--enable-chunked-prefill", "--max-num-batched-tokens", "512")
 _WHOLE = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "8192")
@@ -229,11 +230,14 @@ def test_preempted_requests_change_no_plain_token(
         chosen = _decided(rig, [ids for ids in ends if len(_ids(rig.plain(ids))) > 4], 3)
         for _ in range(2):
             alone = [_ids(rig.plain(ids)) for ids in chosen]
-        for _ in range(4):
+        # How requests meet is the machine's to say; that some are preempted is only a matter of rounds.
+        for number in range(_MOST_ROUNDS):
             asked: list[Ask] = []
             for seed, ids in enumerate(chosen):
                 asked += [partial(rig.plain, ids), partial(rig.composed, ids, seed)]
             assert [_ids(reply) for reply in _at_once(asked)][::2] == alone
+            if number > 2 and rig.vllm.metric("vllm:num_preemptions_total"):
+                break
         assert rig.vllm.metric("vllm:num_preemptions_total") > 0
         rig.wait_free()
 
