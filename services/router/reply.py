@@ -165,4 +165,6 @@ class Reply:
         )
         options = self._request.options
         placing = explain_placing(self._placed.schedule)
-        return Done(reason, usage, Explanation(options.reuse, options.cold, self._parts, seconds, placing))
+        cold = self._placed.cold
+        explanation = Explanation(options.reuse, cold.asked, self._parts, seconds, placing, cold.choice)
+        return Done(reason, usage, explanation)

@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -125,6 +125,11 @@ class RouterSettings(PeerSettings):
     shutdown_grace_seconds: Seconds = Field(default=60.0, description="how long SIGTERM waits for running streams")
     max_background_captures: int = Field(
         default=4, ge=0, description="captures behind replies at once, with cold: live"
+    )
+    cold: Literal["parallel", "live", "auto"] = Field(
+        default="parallel",
+        description="what becomes of segments without a stored state where a request does not say: captured ahead of the reply"
+        " (cold and warm answers are the same), computed in place (exact) and captured behind it, or whichever costs less now",
     )
 
     @field_validator("workers")

@@ -156,7 +156,7 @@ def reuse_options(given: HypicOptions | None) -> ReuseOptions:
     """The client's `hypic` object, or the defaults."""
     if given is None:
         return ReuseOptions()
-    return ReuseOptions(Reuse(given.reuse), Cold(given.cold), given.explain)
+    return ReuseOptions(Reuse(given.reuse), None if given.cold is None else Cold(given.cold), given.explain)
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:

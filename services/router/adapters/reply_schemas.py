@@ -52,6 +52,15 @@ _EXPLANATION = _object(
     parts=list_of(ref("PartExplanation")),
     seconds={"type": "object", "additionalProperties": _NUMBER, "description": "Where the time went, in seconds."},
     placing={"type": "object", "description": "The worker that combined, and what was expected of it."},
+    cold_choice=_or_null(
+        _object(
+            "What `cold: auto` came to.",
+            chosen=_STRING,
+            reason=_STRING,
+            parallel_seconds=_or_null(_NUMBER),
+            live_seconds=_or_null(_NUMBER),
+        )
+    ),
 )
 _USAGE = _object(
     "Token counts; `cached_tokens` of the prompt were not computed for this request.",

@@ -63,9 +63,10 @@ class HypicOptions(Closed):
         default="compose",
         description="What may be reused: prefix snapshots alone, also segments wherever they stand, or nothing.",
     )
-    cold: Literal["parallel", "live"] = Field(
-        default="parallel",
-        description="A segment without a stored state is captured ahead of the reply, or computed in place and captured later.",
+    cold: Literal["parallel", "live", "auto"] | None = Field(
+        default=None,
+        description="A segment without a stored state is captured ahead of the reply, or computed in place and captured later, or"
+        " whichever costs less now. Default: the deployment's.",
     )
     explain: bool = Field(default=False, description="Whether the reply says how every part was served.")
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.router.domain.cold_choice import ColdChoice
 from services.router.domain.parts import PartKind, Reason
 from services.router.domain.plan import PartPlan, Plan, Served
 from services.router.domain.ports import PartServing, Prefilled, ServedPart
@@ -94,13 +95,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The reply's `hypic` object."""
+    """The reply's `hypic` object. cold: the policy; cold_choice: what it came to, where it is `auto` and a segment was cold."""
 
     reuse: str
     cold: str
     parts: tuple[PartExplanation, ...]
     seconds: Seconds
     placing: PlacingExplanation
+    cold_choice: ColdChoice | None = None
 
 
 def explain_parts(plan: Plan, prefilled: Prefilled) -> tuple[PartExplanation, ...]:

@@ -123,18 +123,22 @@ class Reuse(StrEnum):
 
 
 class Cold(StrEnum):
-    """What happens to a segment without a stored state: captured first, or computed in place and captured later."""
+    """What happens to a segment without a stored state: captured first, or computed in place and captured later.
+
+    AUTO: whichever costs less now; see `choose_cold`.
+    """
 
     PARALLEL = "parallel"
     LIVE = "live"
+    AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseOptions:
-    """The client's `hypic` object."""
+    """The client's `hypic` object; `cold` None is the deployment's."""
 
     reuse: Reuse = Reuse.COMPOSE
-    cold: Cold = Cold.PARALLEL
+    cold: Cold | None = None
     explain: bool = False
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypic.v1 import worker_pb2
 
+from services.router.settings import RouterSettings
 from tests.router_stack import RouterStack, wait_until
 from tests.stub_worker import MODEL_NAME, SEAM_WINDOW
 
@@ -124,6 +125,26 @@ def test_cold_live_answers_first_and_captures_behind(stack: RouterStack) -> None
     wait_until(lambda: not stack.cache.leases)
     assert [capture.background for capture in stack.worker.captures] == [True]
     assert [served for _, served, _ in documents_of(ask(stack, [FIRST], cold="live"))] == ["hit"]
+
+
+def test_cold_auto_does_what_it_says_and_says_why(stack: RouterStack) -> None:
+    reply = ask(stack, [FIRST], cold="auto")
+    choice = reply["hypic"]["cold_choice"]
+    assert reply["hypic"]["cold"] == "auto"
+    assert (choice["chosen"] == "live") == (choice["live_seconds"] <= choice["parallel_seconds"])
+    assert choice["reason"] == f"{choice['chosen']}_costs_less"
+    served = "live" if choice["chosen"] == "live" else "cold"
+    assert documents_of(reply) == [("cold", served, "first_use")]
+    wait_until(lambda: not stack.cache.leases)
+    warm = ask(stack, [FIRST], cold="auto")
+    assert documents_of(warm) == [("hit", "hit", None)]
+    assert warm["hypic"]["cold_choice"] is None
+
+
+def test_the_deployment_says_what_becomes_of_cold_segments() -> None:
+    with RouterStack(RouterSettings(cold="live")) as stack:
+        assert documents_of(ask(stack, [FIRST])) == [("cold", "live", "first_use")]
+        assert documents_of(ask(stack, [SECOND], cold="parallel")) == [("cold", "cold", "first_use")]
 
 
 def test_a_cache_that_is_down_costs_reuse_and_nothing_else(stack: RouterStack) -> None:

@@ -84,7 +84,7 @@ def test_marked_text_and_one_id_for_equal_documents() -> None:
 def test_options_and_their_defaults() -> None:
     plain = PARSER.parse_chat(BASE, CALLER).request
     assert plain.sampling == Sampling(1.0, 1.0, 0, None, None)
-    assert (plain.options.reuse, plain.options.cold, plain.options.explain) == (Reuse.COMPOSE, Cold.PARALLEL, False)
+    assert (plain.options.reuse, plain.options.cold, plain.options.explain) == (Reuse.COMPOSE, None, False)
     assert plain.namespace == Namespace("tenant", "")
     full = BASE | {
         "temperature": 0, "top_p": 0.5, "top_k": -1, "seed": -1, "max_tokens": 5, "max_completion_tokens": 7,
