@@ -10,7 +10,7 @@ import torch
 from eval.batch import PromptBatch
 from eval.capture import CapturedSegment, CapturePlan, PrimeState, capture_segments
 from eval.encodings import COMPACT
-from eval.layout import Layout, Refreshed, lay_out
+from eval.layout import Layout, lay_out
 from eval.prompts import EvalPrompt, EvidenceTokens
 from eval.rig import PAGE_TOKENS, Rig
 from eval.settings import Mode, Prime, Refresh, Selection, Setting
@@ -19,6 +19,7 @@ from services.worker.engine.capture import CapturePass, capture_prime
 from services.worker.engine.combine import CombinePass
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile, EngineContext
+from services.worker.engine.refresh import Refreshed
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import SegmentState
 from services.worker.mixers.state import DeviceMemory
