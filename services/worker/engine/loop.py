@@ -33,6 +33,7 @@ from services.worker.engine.requests import (
     EngineFullError,
     FetchEvent,
     GenerateRequest,
+    NotServedError,
     PrefilledEvent,
     StoredSnapshot,
 )
@@ -60,7 +61,8 @@ class Engine:
 
     `step` does a bounded piece of work: admit; one decode step; as many layers of waiting passes as the token budget allows.
     Not safe for threads: every call comes from the thread that owns the device. Nothing that a step does depends on a clock
-    or on chance, save for what a sampler of `create_sampler` draws: ranks of a group run alike.
+    or on chance, save for what a sampler of `create_sampler` draws and for refreshes, which ranks of a group have none of: they
+    run alike.
     """
 
     def __init__(
@@ -119,8 +121,13 @@ class Engine:
 
         Raises:
             PromptTooLargeError: it can never be served.
+            NotServedError: it asks for a refresh, and ranks share the model.
             EngineFullError: the line is full.
         """
+        if request.refresh is not None and self.context.is_split:
+            raise NotServedError(
+                "refresh: not served by a model split over ranks (HYPIC_WORKER_TENSOR_PARALLEL above 1); send refresh 0"
+            )
         pages = self.context.pages
         check_size(request, self.limits, pages.num_pages - self._captures.num_prime_pages, pages.page_size)
         if len(self._waiting) >= self.limits.max_waiting:

@@ -9,6 +9,7 @@ __all__ = [
     "BLOCKS",
     "Block",
     "BlockShape",
+    "RefreshOrder",
     "Refreshed",
     "Side",
     "SweepCost",
@@ -77,6 +78,19 @@ class SweepCost:
     def seconds(self, live_tokens: int) -> float:
         """Of one sweep."""
         return self.pass_seconds + live_tokens * self.token_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshOrder:
+    """Refresh the `blocks` most attended blocks, or, where that is None, as many as a budget of seconds has room for.
+
+    The seconds run from admission to the first token; cost: what a sweep takes, None where that is not measured yet, and
+    then nothing is refreshed under a budget.
+    """
+
+    blocks: int | None
+    budget_seconds: float = 0.0
+    cost: SweepCost | None = None
 
 
 def cut_blocks(bodies: Sequence[range], block_tokens: int) -> list[Block]:

@@ -7,6 +7,7 @@ from itertools import chain
 
 from services.worker.engine.grammar import TokenGrammar
 from services.worker.engine.logprobs import TokenLogprobs
+from services.worker.engine.refresh import RefreshOrder
 from services.worker.engine.sampling import SamplingOptions
 from services.worker.engine.transfer import IncomingState
 from services.worker.errors import WorkerError
@@ -23,6 +24,7 @@ __all__ = [
     "FinishedEvent",
     "GenerateEvent",
     "GenerateRequest",
+    "NotServedError",
     "PrefilledEvent",
     "PromptPart",
     "PromptTooLargeError",
@@ -44,6 +46,10 @@ class EngineFullError(EngineError):
 
 class PromptTooLargeError(EngineError):
     """The prompt can never be served; the message names the limit."""
+
+
+class NotServedError(EngineError):
+    """This engine does not do what is asked; the message says what would."""
 
 
 class Serving(StrEnum):
@@ -81,6 +87,7 @@ class SnapshotOrder:
 class ServedPart:
     """What became of a part. reason: why a part that was to be reused was computed; tier: where its state lay.
 
+    refreshed_tokens: live ones of a body whose state was used for the others, or left aside where no others are.
     captured_tokens: of a body whose state this request has computed; live, reused and captured tokens are the whole part.
     source, fetch_seconds: the worker from which the state was fetched for it, and how long that took.
     """
@@ -93,6 +100,7 @@ class ServedPart:
     captured_tokens: int = 0
     source: str = ""
     fetch_seconds: float = 0.0
+    refreshed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +183,8 @@ class GenerateRequest:
     """Combine parts and decode. `sink` gets every event, on the engine's thread. priority: where requests wait, lower is sooner.
 
     One `CaptureEvent` a segment that a part orders to capture comes ahead of the `PrefilledEvent`, and a `FetchEvent` for every
-    state that is to be brought from elsewhere. grammar: what the reply is held to, where the sampler draws itself.
+    state that is to be brought from elsewhere. grammar: what the reply is held to, where the sampler draws itself. refresh:
+    which blocks of stored bodies are recomputed in place, none without.
     """
 
     request_id: str
@@ -186,6 +195,7 @@ class GenerateRequest:
     snapshots: tuple[SnapshotOrder, ...] = ()
     grammar: TokenGrammar | None = None
     priority: int = 0
+    refresh: RefreshOrder | None = None
 
     @property
     def prompt_ids(self) -> Iterator[int]:
