@@ -30,14 +30,13 @@ class Part:
 class SideRun:
     """Tokens of a refreshed block with its replay, rows `[rows.start, rows.stop)` of the layout.
 
-    It starts from the state behind part `part`, decayed from place `seam` of the segment to place `begin`.
+    It starts from the state behind part `part`, the head of a body with `planes`, of which `fraction` lies before it.
     """
 
     rows: range
     part: int
-    segment: CapturedSegment
-    seam: int
-    begin: int
+    planes: Planes
+    fraction: float
 
 
 @dataclass(slots=True)
@@ -84,13 +83,14 @@ class Layout:
         whole = segment.pages[places.start // PAGE_TOKENS :]
         self.rows.extend(page_rows(whole, PAGE_TOKENS, base, first + places.start, len(places)))
 
-    def add_side(self, segment: CapturedSegment, first: int, seam: int, side: Side) -> None:
+    def add_side(self, segment: CapturedSegment, first: int, body: range, side: Side) -> None:
         """A refreshed block: tokens before `side.fresh` only replay, and their keys are thrown away."""
         begin_row = len(self.token_ids)
         token_ids = segment.token_ids[side.begin : side.end]
         self._place(token_ids, first + side.begin, fresh_from=side.fresh - side.begin)
         rows = range(begin_row, begin_row + len(token_ids))
-        self.sides.append(SideRun(rows, len(self.parts) - 1, segment, seam, side.begin))
+        planes = segment.planes[body.start, body.stop]
+        self.sides.append(SideRun(rows, len(self.parts) - 1, planes, (side.begin - body.start) / len(body)))
 
     def reserve(self, num_tokens: int) -> None:
         """Pages for what follows the prompt."""
@@ -161,7 +161,7 @@ def _add_composed(
     place = seam
     for side in sides:
         layout.add_stored_rows(segment, first, range(place, side.fresh), first)
-        layout.add_side(segment, first, seam, side)
+        layout.add_side(segment, first, range(seam, end), side)
         place = side.end
     layout.add_stored_rows(segment, first, range(place, end), first)
     layout.add_body(segment.planes[seam, end])

@@ -16,13 +16,21 @@ from services.worker.ops.columns import send_columns
 from services.worker.ops.layout import PartWalk
 from services.worker.ops.paged_attention import PagedQueries
 
-__all__ = ["AttendingRows", "RefreshedRows", "attention_depth"]
+__all__ = ["AttendingRows", "RefreshedRows", "attention_depth", "fade"]
 
 
 def attention_depth(context: EngineContext) -> int:
     """Layers up to the first one with full attention; 0 where there is none."""
     kinds = [isinstance(layer.mixer, PagedAttention) for layer in context.model.layers]
     return kinds.index(True) + 1 if True in kinds else 0
+
+
+def fade(states: torch.Tensor, decays: torch.Tensor, fractions: torch.Tensor) -> torch.Tensor:
+    """States `[n, H, K, V]` from the heads of bodies to places behind `fractions` `[n]` of these.
+
+    decays `[n, H]`: products over whole bodies, which are taken to be even over their tokens.
+    """
+    return states * decays.float().pow(fractions[:, None])[:, :, None, None]
 
 
 class AttendingRows(CombineRows):
@@ -70,14 +78,10 @@ class _Sides:
     is_first: torch.Tensor
 
     def start(self, mixer: LinearMixer, heads: list[LinearSnapshot]) -> LinearSlots:
-        """States of their own: those behind the heads, decayed over what of the body lies before.
-
-        The state's product of decays is known for the whole body and taken to be even over its tokens.
-        """
+        """States of their own: those behind the heads, faded."""
         index = mixer.slots.index
-        decays = torch.stack([run.state.planes[index].decay for run in self.runs]).float()
-        faded = decays.pow(self.fractions[:, None])[:, :, None, None]
-        states = torch.stack([head.state for head in heads]) * faded
+        decays = torch.stack([run.state.planes[index].decay for run in self.runs])
+        states = fade(torch.stack([head.state for head in heads]), decays, self.fractions)
         tails = torch.stack([head.tail for head in heads])
         return LinearSlots(index, states, tails.where(self.is_first, torch.zeros_like(tails)))
 
