@@ -47,7 +47,8 @@ from services.router.choices import ChoosingRouter
 from services.router.domain.hedging import HedgePolicy
 from services.router.domain.rates import Rates
 from services.router.domain.recent import RecentRequests
-from services.router.domain.request import Cold
+from services.router.domain.refreshing import RefreshPolicy
+from services.router.domain.request import Cold, Refresh
 from services.router.domain.shedding import SheddingPolicy
 from services.router.domain.tenancy import Keys, Quotas, hash_key
 from services.router.library import Library, LibraryServices
@@ -225,6 +226,9 @@ def _reuse_policy(settings: RouterSettings) -> ReusePolicy:
         capture_timeout_seconds=settings.capture_timeout_seconds,
         pending_wait_seconds=settings.pending_wait_seconds,
         cold=Cold(settings.cold),
+        refresh=RefreshPolicy(
+            Refresh(None if settings.refresh == "auto" else int(settings.refresh)), settings.ttft_budget_seconds
+        ),
     )
 
 

@@ -166,5 +166,15 @@ class Reply:
         options = self._request.options
         placing = explain_placing(self._placed.schedule)
         cold = self._placed.cold
-        explanation = Explanation(options.reuse, cold.asked, self._parts, seconds, placing, cold.choice)
+        refresh = self._placed.refresh
+        explanation = Explanation(
+            reuse=options.reuse,
+            cold=cold.asked,
+            parts=self._parts,
+            seconds=seconds,
+            placing=placing,
+            cold_choice=cold.choice,
+            refresh="auto" if refresh.blocks is None else refresh.blocks,
+            ttft_budget_seconds=refresh.budget_seconds,
+        )
         return Done(reason, usage, explanation)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +34,7 @@ from services.router.domain.plan import (
     without_directory,
 )
 from services.router.domain.ports import CaptureOrder, Directory, PlanQuery, Workers
+from services.router.domain.refreshing import RefreshPolicy, settle_refresh, without_composed_prefixes
 from services.router.domain.request import Cold, Namespace, ReuseOptions
 from services.router.domain.schedule import Schedule
 from services.router.domain.workers import WorkerView
@@ -46,13 +47,14 @@ _LONGEST_PAUSE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ReusePolicy:
-    """How long things may take, in seconds; cold: where the request does not say."""
+    """How long things may take, in seconds; cold, refresh: where the request does not say."""
 
     lease_seconds: float
     cache_timeout_seconds: float
     capture_timeout_seconds: float
     pending_wait_seconds: float
     cold: Cold = Cold.PARALLEL
+    refresh: RefreshPolicy = field(default_factory=RefreshPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,10 @@ class ReuseSession:
     """Holds the lease of one request from plan to first token; leaving the context always releases it.
 
     What cannot be planned, captured or waited for becomes live, with the reason; only the deadline, or no worker at all,
-    fails a request here.
+    fails a request here. refresh: what the prompt is served with.
+
+    Raises:
+        PromptError: see `settle_refresh`.
     """
 
     def __init__(self, services: ReuseServices, subject: ReuseSubject, deadline: Deadline) -> None:
@@ -97,7 +102,9 @@ class ReuseSession:
         self._cold_choice: ColdChoice | None = None
         self._captures: list[asyncio.Task[CaptureOutcome]] = []
         self._lost: set[str] = set()
-        self.plan: Plan = draft(subject.prompt, subject.model.profile, subject.options.reuse)
+        self.refresh = settle_refresh(subject.options, services.policy.refresh)
+        plan = draft(subject.prompt, subject.model.profile, subject.options.reuse)
+        self.plan: Plan = plan if self.refresh.is_none else without_composed_prefixes(plan)
         self.request_id = subject.request_id
         self.lease_id = ""
         self.plan_seconds = 0.0
@@ -152,7 +159,7 @@ class ReuseSession:
         """
         schedule = self._schedule or self._choose()
         plan = apply_schedule(self.plan, schedule, self._views())
-        return PlacedPrompt(plan, schedule, ColdPolicy(self._cold, self._cold_choice))
+        return PlacedPrompt(plan, schedule, ColdPolicy(self._cold, self._cold_choice), self.refresh)
 
     async def leave(self, worker_id: str) -> None:
         """A worker went away before the first token: nothing more is asked of it, and what it was to capture others do.

@@ -132,6 +132,17 @@ class RouterSettings(PeerSettings):
         " (cold and warm answers are the same), computed in place (exact) and captured behind it, or whichever costs less now",
     )
 
+    refresh: str = Field(
+        default="0",
+        pattern=r"^([0-9]{1,6}|auto)$",
+        description="blocks of reused segments that are recomputed in place where a request does not say: a number, or auto, as"
+        " many as fit into ttft_budget_seconds. Not served by workers with HYPIC_WORKER_TENSOR_PARALLEL above 1",
+    )
+    ttft_budget_seconds: Seconds | None = Field(
+        default=None,
+        description="seconds from the engine's admission to the first token, for refresh: auto, where a request does not say",
+    )
+
     @field_validator("workers")
     @classmethod
     def _check_workers(cls, value: str) -> str:
@@ -158,6 +169,12 @@ class RouterSettings(PeerSettings):
             raise ValueError(
                 f"host {self.host} is reached by other machines: set api_keys_file (see `hypic keys`) or api_key"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_refresh(self) -> Self:
+        if self.refresh == "auto" and self.ttft_budget_seconds is None:
+            raise ValueError("refresh auto needs ttft_budget_seconds, the seconds from admission to the first token")
         return self
 
     @model_validator(mode="after")

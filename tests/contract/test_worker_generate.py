@@ -46,16 +46,18 @@ class ServedWorker:
     cache: StubCache
     registry: CollectorRegistry
 
-    async def generate(self, *parts: worker_pb2.PromptPart, max_tokens: int = 3) -> list[worker_pb2.GenerateEvent]:
+    async def generate(
+        self, *parts: worker_pb2.PromptPart, max_tokens: int = 3, refresh: worker_pb2.Refresh | None = None
+    ) -> list[worker_pb2.GenerateEvent]:
         """All events."""
-        return [event async for event in self.start(*parts, max_tokens=max_tokens)]
+        return [event async for event in self.start(*parts, max_tokens=max_tokens, refresh=refresh)]
 
     def start(
-        self, *parts: worker_pb2.PromptPart, max_tokens: int = 3
+        self, *parts: worker_pb2.PromptPart, max_tokens: int = 3, refresh: worker_pb2.Refresh | None = None
     ) -> "grpc.aio.UnaryStreamCall[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent]":
         """The call."""
         sampling = worker_pb2.Sampling(max_tokens=max_tokens)
-        request = worker_pb2.GenerateRequest(parts=[*parts, LAST], sampling=sampling)
+        request = worker_pb2.GenerateRequest(parts=[*parts, LAST], sampling=sampling, refresh=refresh)
         return self.stub.Generate(request, timeout=_CALL_SECONDS)
 
     async def holds(self, key: bytes) -> bool:
@@ -105,6 +107,26 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
     await cache_channel.close()
     await cache_server.stop(0)
     engine.stop()
+
+
+async def test_a_refresh_is_served_counted_and_bounded_by_its_budget(worker: ServedWorker) -> None:
+    """Without bound it says what a prompt without states says. Nothing is refreshed under a budget that is used up."""
+    live = [worker_pb2.PromptPart(token_ids=ids, serving=LAST.serving) for ids in (IDS, OTHER_IDS)]
+    expected = [token for event in await worker.generate(*live) for token in event.tokens.token_ids]
+    states = [ordered(KEY, IDS, 7), ordered(OTHER, OTHER_IDS, 8)]
+    await worker.generate(*states)
+    for refresh in (worker_pb2.Refresh(blocks=1 << 20), worker_pb2.Refresh(budget_seconds=1e6)):
+        events = await worker.generate(*states, refresh=refresh)
+        assert [token for event in events for token in event.tokens.token_ids] == expected
+        parts = events[0].prefilled.parts
+        assert [part.live_tokens for part in parts] == [90, 120, 3]
+        assert all(part.refreshed_tokens for part in parts[:2])
+    one = (await worker.generate(*states, refresh=worker_pb2.Refresh(blocks=1)))[0].prefilled.parts
+    assert sum(part.refreshed_tokens for part in one) in range(1, 17)
+    late = (await worker.generate(*states, refresh=worker_pb2.Refresh(budget_seconds=1e-6)))[0].prefilled.parts
+    assert not any(part.refreshed_tokens for part in late)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"refresh\.budget_seconds"):
+        await worker.generate(*states, refresh=worker_pb2.Refresh(budget_seconds=-1.0))
 
 
 async def test_each_state_is_published_once_under_its_ticket(worker: ServedWorker) -> None:

@@ -714,6 +714,7 @@ class GenerateRequest(_message.Message):
     SNAPSHOTS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    REFRESH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     lease_id: _builtins.str
     prefix_key: _builtins.bytes
@@ -730,6 +731,10 @@ class GenerateRequest(_message.Message):
     def grammar(self) -> Global___Grammar:
         """One that the worker cannot honour is INVALID_ARGUMENT, with a message that begins with `grammar: `."""
 
+    @_builtins.property
+    def refresh(self) -> Global___Refresh:
+        """Absent: nothing is refreshed."""
+
     def __init__(
         self,
         *,
@@ -741,14 +746,42 @@ class GenerateRequest(_message.Message):
         snapshots: _abc.Iterable[Global___SnapshotRequest] | None = ...,
         grammar: Global___Grammar | None = ...,
         priority: _builtins.int = ...,
+        refresh: Global___Refresh | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "refresh", b"refresh", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "refresh", b"refresh", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Refresh(_message.Message):
+    """Blocks of reused segments to compute in place: those that the prompt's end attends to most."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    BUDGET_SECONDS_FIELD_NUMBER: _builtins.int
+    blocks: _builtins.int
+    budget_seconds: _builtins.float
+    """As many as fit between admission and the first token."""
+    def __init__(
+        self,
+        *,
+        blocks: _builtins.int = ...,
+        budget_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "budget_seconds", b"budget_seconds", "form", b"form"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "budget_seconds", b"budget_seconds", "form", b"form"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["blocks", "budget_seconds"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___Refresh: _TypeAlias = Refresh  # noqa: Y015
 
 @_typing.final
 class GenerateEvent(_message.Message):
@@ -831,6 +864,7 @@ class ServedPart(_message.Message):
     CAPTURED_TOKENS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     FETCH_SECONDS_FIELD_NUMBER: _builtins.int
+    REFRESHED_TOKENS_FIELD_NUMBER: _builtins.int
     serving: Global___PartServing.ValueType
     live_tokens: _builtins.int
     reused_tokens: _builtins.int
@@ -843,6 +877,8 @@ class ServedPart(_message.Message):
     """The worker from which the state was fetched for this request; empty where it lay here."""
     fetch_seconds: _builtins.float
     """Of that fetch, or of one from a lower tier."""
+    refreshed_tokens: _builtins.int
+    """With SEGMENT: live tokens of the body, which a refresh computed in place."""
     def __init__(
         self,
         *,
@@ -854,10 +890,11 @@ class ServedPart(_message.Message):
         captured_tokens: _builtins.int = ...,
         source: _builtins.str = ...,
         fetch_seconds: _builtins.float = ...,
+        refreshed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_tokens", b"captured_tokens", "fetch_seconds", b"fetch_seconds", "live_tokens", b"live_tokens", "reason", b"reason", "reused_tokens", b"reused_tokens", "serving", b"serving", "source", b"source", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_tokens", b"captured_tokens", "fetch_seconds", b"fetch_seconds", "live_tokens", b"live_tokens", "reason", b"reason", "refreshed_tokens", b"refreshed_tokens", "reused_tokens", b"reused_tokens", "serving", b"serving", "source", b"source", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

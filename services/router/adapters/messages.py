@@ -22,7 +22,7 @@ from services.router.domain.ports import (
     TokenLogprobs,
     Tokens,
 )
-from services.router.domain.request import Grammar, Namespace, Sampling
+from services.router.domain.request import Grammar, Namespace, Refresh, Sampling
 from services.router.domain.unmeasured import UNMEASURED
 from services.router.domain.workers import CaptureSpeed, CombineSpeed, Role, TransferSpeed, WorkerSpeeds
 
@@ -209,7 +209,16 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
             for each in order.snapshots
         ],
         priority=order.priority,
+        refresh=_refresh(order.refresh),
     )
+
+
+def _refresh(refresh: Refresh) -> worker_pb2.Refresh | None:
+    if refresh.is_none:
+        return None
+    if refresh.blocks is None:
+        return worker_pb2.Refresh(budget_seconds=refresh.budget_seconds or 0.0)
+    return worker_pb2.Refresh(blocks=refresh.blocks)
 
 
 def _grammar(grammar: Grammar | None) -> worker_pb2.Grammar | None:
@@ -265,4 +274,5 @@ def _served_part(part: worker_pb2.ServedPart) -> ServedPart:
         captured_tokens=part.captured_tokens,
         source=part.source,
         fetch_seconds=part.fetch_seconds,
+        refreshed_tokens=part.refreshed_tokens,
     )

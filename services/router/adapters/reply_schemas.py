@@ -44,6 +44,7 @@ _PART = _object(
     reason=_or_null(_STRING),
     capture=_or_null(_object("Who captured it.", worker=_STRING, cause=_STRING, seconds=_or_null(_NUMBER))),
     fetch=_or_null(_object("Where its state came from.", worker=_STRING, seconds=_NUMBER)),
+    refreshed_tokens=_INTEGER,
 )
 _EXPLANATION = _object(
     "How every part was served, where `hypic.explain` asked for it.",
@@ -61,6 +62,8 @@ _EXPLANATION = _object(
             live_seconds=_or_null(_NUMBER),
         )
     ),
+    refresh={"anyOf": [_INTEGER, _constant("auto")]},
+    ttft_budget_seconds=_or_null(_NUMBER),
 )
 _USAGE = _object(
     "Token counts; `cached_tokens` of the prompt were not computed for this request.",

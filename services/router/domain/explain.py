@@ -43,7 +43,7 @@ class PartExplanation:
     """One part. `tokens = live_tokens + captured_tokens + reused_tokens`; only the last were not computed.
 
     `planned` is the directory's first answer, `served` what was done in the end; `reason` is set when any token that
-    reuse could have spared was computed.
+    reuse could have spared was computed. refreshed_tokens: those of the live ones that a refresh recomputed.
     """
 
     kind: PartKind
@@ -59,6 +59,7 @@ class PartExplanation:
     reason: str | None
     capture: CaptureExplanation | None = None
     fetch: FetchExplanation | None = None
+    refreshed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The reply's `hypic` object. cold: the policy; cold_choice: what it came to, where it is `auto` and a segment was cold."""
+    """The reply's `hypic` object. cold: the policy; cold_choice: what it came to, where it is `auto` and a segment was cold.
+
+    refresh: blocks, or `auto` within ttft_budget_seconds.
+    """
 
     reuse: str
     cold: str
@@ -103,6 +107,8 @@ class Explanation:
     seconds: Seconds
     placing: PlacingExplanation
     cold_choice: ColdChoice | None = None
+    refresh: int | str = 0
+    ttft_budget_seconds: float | None = None
 
 
 def explain_parts(plan: Plan, prefilled: Prefilled) -> tuple[PartExplanation, ...]:
@@ -150,9 +156,10 @@ def _explain(each: PartPlan, done: ServedPart) -> PartExplanation:
         captured_tokens=done.captured_tokens + done.reused_tokens - reused_tokens,
         reused_tokens=reused_tokens,
         tier=done.tier or each.tier if done.reused_tokens or done.captured_tokens else "",
-        reason=(each.failure or done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each, served),
+        reason=(each.failure or done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each, served, done),
         capture=_capture(each),
         fetch=FetchExplanation(done.source, done.fetch_seconds) if done.fetch_seconds else None,
+        refreshed_tokens=done.refreshed_tokens,
     )
 
 
@@ -163,5 +170,6 @@ def _capture(each: PartPlan) -> CaptureExplanation | None:
     return CaptureExplanation(done.worker_id, done.cause, None if done.wait_seconds else done.seconds)
 
 
-def _reason(each: PartPlan, served: Served) -> str | None:
-    return None if served in (Served.HIT, Served.PREFIX) else each.reason
+def _reason(each: PartPlan, served: Served, done: ServedPart) -> str | None:
+    reason = None if served in (Served.HIT, Served.PREFIX) else each.reason
+    return reason or (Reason.REFRESHED if done.refreshed_tokens else None)

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     FETCH_SLOWER = "fetch_slower"
     HELD_ELSEWHERE = "held_elsewhere"
     NO_PREFILL_WORKER = "no_prefill_worker"
+    REFRESHED = "refreshed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from services.router.domain.combine_choice import CombineWork, Holding, StoredSt
 from services.router.domain.model import ModelInfo
 from services.router.domain.parts import Reason
 from services.router.domain.plan import PartPlan, Plan, Served, serve_live, with_true_snapshots, without_prefix
-from services.router.domain.request import Cold
+from services.router.domain.request import Cold, Refresh
 from services.router.domain.schedule import Schedule, schedule_request
 from services.router.domain.workers import WorkerView
 
@@ -21,11 +21,15 @@ _OUT_OF_REACH_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class PlacedPrompt:
-    """A prompt that is ready to be combined: the plan as the chosen worker is to serve it, and what became of cold segments."""
+    """A prompt that is ready to be combined: the plan as the chosen worker is to serve it.
+
+    cold: what became of segments without a stored state.
+    """
 
     plan: Plan
     schedule: Schedule
     cold: ColdPolicy = field(default_factory=ColdPolicy)
+    refresh: Refresh = field(default_factory=lambda: Refresh(0))
 
     @property
     def worker_id(self) -> str:

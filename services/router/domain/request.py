@@ -20,6 +20,7 @@ __all__ = [
     "Message",
     "Namespace",
     "PromptError",
+    "Refresh",
     "Reuse",
     "ReuseOptions",
     "Role",
@@ -134,12 +135,30 @@ class Cold(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Refresh:
+    """How many of the most attended blocks of segments are recomputed in place; None: as many as fit into the budget.
+
+    budget_seconds: from the engine's admission to the first token.
+    """
+
+    blocks: int | None
+    budget_seconds: float | None = None
+
+    @property
+    def is_none(self) -> bool:
+        """Nothing is."""
+        return self.blocks == 0
+
+
+@dataclass(frozen=True, slots=True)
 class ReuseOptions:
-    """The client's `hypic` object; `cold` None is the deployment's."""
+    """The client's `hypic` object; what is None is the deployment's to say."""
 
     reuse: Reuse = Reuse.COMPOSE
     cold: Cold | None = None
     explain: bool = False
+    refresh: Refresh | None = None
+    ttft_budget_seconds: float | None = None
 
 
 class GrammarKind(StrEnum):

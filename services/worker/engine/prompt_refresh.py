@@ -9,13 +9,14 @@ from services.worker.engine.refresh import (
     BLOCKS,
     Refreshed,
     RefreshOrder,
-    SweepCost,
+    Side,
     count_within,
     cut_blocks,
     gather,
     most_attended,
     prices,
     sides_of,
+    tokens_within,
 )
 from services.worker.engine.requests import ServedPart
 
@@ -32,12 +33,7 @@ def most_tokens(plan: CombinePlan, order: RefreshOrder) -> int:
         return min(in_bodies, order.blocks * (BLOCKS.block_tokens + BLOCKS.replay_tokens))
     if order.cost is None:
         return 0
-    spare = order.budget_seconds - order.cost.seconds(plan.num_live)
-    return in_bodies if order.cost.seconds(in_bodies) <= spare else _tokens_in(spare, order.cost)
-
-
-def _tokens_in(seconds: float, cost: SweepCost) -> int:
-    return max(0, int(seconds / cost.token_seconds)) if cost.token_seconds else 0
+    return tokens_within(in_bodies, plan.num_live, order.cost, order.budget_seconds)
 
 
 def question_tokens(plan: CombinePlan) -> int:
@@ -72,7 +68,7 @@ def refresh_plan(plan: CombinePlan, refreshed: Refreshed) -> CombinePlan:
     parts: list[CombinePart] = []
     has_begun = False
     for number, part in enumerate(plan.parts):
-        sides = tuple(sides_of(refreshed.blocks[number], part.body, BLOCKS.replay_tokens))
+        sides = _sides(part, number, refreshed)
         is_whole = number in refreshed.whole
         has_begun |= is_whole or bool(sides)
         state = None if is_whole else part.state
@@ -80,10 +76,14 @@ def refresh_plan(plan: CombinePlan, refreshed: Refreshed) -> CombinePlan:
     return replace(plan, parts=tuple(parts), refresh_tokens=0)
 
 
+def _sides(part: CombinePart, number: int, refreshed: Refreshed) -> tuple[Side, ...]:
+    return tuple(sides_of(refreshed.blocks[number], part.body, BLOCKS.replay_tokens))
+
+
 def refresh_served(served: Sequence[ServedPart], plan: CombinePlan, refreshed: Refreshed) -> tuple[ServedPart, ...]:
     """How the parts of a plan are served, with refreshed tokens as live ones; served: of the plan's parts, in order."""
     counts = [
-        len(part.body) if number in refreshed.whole else sum(map(len, refreshed.blocks[number]))
+        len(part.body) if number in refreshed.whole else sum(side.num_fresh for side in _sides(part, number, refreshed))
         for number, part in enumerate(plan.parts)
     ]
     return tuple(_refreshed(each, count) for each, count in zip(served, counts, strict=True))

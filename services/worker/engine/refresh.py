@@ -21,6 +21,7 @@ __all__ = [
     "most_attended",
     "prices",
     "sides_of",
+    "tokens_within",
 ]
 
 TokenScores = Sequence[Sequence[float]]
@@ -58,6 +59,11 @@ class Side:
     def num_tokens(self) -> int:
         """That run through the model."""
         return self.end - self.begin
+
+    @property
+    def num_fresh(self) -> int:
+        """Whose keys and values are renewed."""
+        return self.end - self.fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,11 @@ def count_within(block_prices: Sequence[int], live_tokens: int, cost: SweepCost,
     """How many of the first blocks a sweep may refresh that has so many live tokens without them and so many seconds."""
     totals = list(accumulate(block_prices))
     return bisect_right(totals, seconds, key=lambda added: cost.seconds(live_tokens + added))
+
+
+def tokens_within(most: int, live_tokens: int, cost: SweepCost, seconds: float) -> int:
+    """How many tokens more a sweep may have that has so many live ones and so many seconds; no more than `most`."""
+    return bisect_right(range(1, most + 1), seconds, key=lambda added: cost.seconds(live_tokens + added))
 
 
 def _ranges(places: set[int]) -> Iterator[range]:
