@@ -27,13 +27,14 @@ _MOST_QUESTION_TOKENS = 128
 
 
 def most_tokens(plan: CombinePlan, order: RefreshOrder) -> int:
-    """More tokens than this no choice of blocks adds to the plan."""
+    """More tokens than this no choice of blocks adds to the plan; 0 where looking for blocks is not worth a pass."""
     in_bodies = sum(len(part.body) for part in plan.parts)
     if order.blocks is not None:
         return min(in_bodies, order.blocks * (BLOCKS.block_tokens + BLOCKS.replay_tokens))
     if order.cost is None:
         return 0
-    return tokens_within(in_bodies, plan.num_live, order.cost, order.budget_seconds)
+    found = tokens_within(in_bodies, plan.num_live, order.cost, order.budget_seconds)
+    return 0 if found < BLOCKS.block_tokens else found
 
 
 def question_tokens(plan: CombinePlan) -> int:

@@ -88,6 +88,8 @@ def test_a_choice_stays_within_what_is_reserved(
     plan = plan_of(body_lengths)
     order = RefreshOrder(asked) if isinstance(asked, int) else RefreshOrder(None, seconds, asked)
     reserved = most_tokens(plan, order)
+    if not reserved:
+        return
     chosen = choose(plan, order, scores_of(plan, seed), 0.0)
     renewed = refresh_plan(plan, chosen)
     added = renewed.num_live - plan.num_live
