@@ -105,12 +105,13 @@ def check_size(request: GenerateRequest, limits: EngineLimits, num_pages: int, p
 @dataclass(frozen=True, slots=True)
 class Refusals:
     """Why parts are computed in place that could be reused. captures: of all that are to be captured; fetches: of all that are
-    to be fetched; keys: of single states that failed to come.
+    to be fetched; keys: of single states that failed to come; refresh: whether one has failed, so that there is none.
     """
 
     captures: str = ""
     fetches: str = ""
     keys: Mapping[bytes, str] = field(default_factory=dict)
+    refresh: bool = False
 
     def of_fetch(self, key: bytes) -> str:
         """Why the state under a key is not fetched; empty where it may be."""
@@ -151,7 +152,7 @@ def resolve(
             served.append(_served(part, state, "last_part" if is_last else _why_missing(context, part, refusals)))
         parts.append(CombinePart(part.token_ids, state, keep=index in keep))
     plan = CombinePlan(prefix, tuple(parts), request.sampling.max_tokens)
-    if request.refresh is not None and attention_depth(context):
+    if request.refresh is not None and not refusals.refresh and attention_depth(context):
         plan = replace(plan, refresh_tokens=most_tokens(plan, request.refresh))
     return ResolvedPrompt(
         plan,

@@ -1,15 +1,16 @@
 """The line of admitted prompts: gives what waits to the sweeps over the layers, and hands on what is combined."""
 
+import logging
 import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
 
 import torch
 
-from services.worker.engine.admission import NOTHING_REFUSED, Refusals, ResolvedPrompt
+from services.worker.engine.admission import CAPTURE_FAILED, NOTHING_REFUSED, Refusals, ResolvedPrompt
 from services.worker.engine.capture import CaptureProgress
 from services.worker.engine.combine import CombinePass, CombineRows, Prompt
 from services.worker.engine.context import EngineContext
@@ -21,6 +22,8 @@ from services.worker.engine.sweep import ALL_LAYERS, Rows
 from services.worker.engine.transfer import IncomingState
 
 __all__ = ["AdmittedPrompt", "CombineQueue", "count_joined"]
+
+_log = logging.getLogger(__name__)
 
 
 def count_joined(live_tokens: Sequence[int], limit: int) -> int:
@@ -34,7 +37,7 @@ class AdmittedPrompt:
 
     arriving: states that it uses and that are on their way; blocked: seconds for which its sweep waited for each layer of theirs;
     is_cancelled: nobody wants it any more, and its rows have still to end; runs_alone: a sweep failed that it shared, or it
-    refreshes blocks; chooses: which, it has yet to find out.
+    refreshes blocks; refreshes: blocks, if its choice finds any; chooses: which, it has yet to find out.
     """
 
     request: GenerateRequest
@@ -48,10 +51,11 @@ class AdmittedPrompt:
     admitted_at: float = field(default_factory=time.monotonic)
     is_cancelled: bool = False
     runs_alone: bool = False
+    refreshes: bool = field(init=False)
     chooses: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.chooses = self.resolved.plan.refresh_tokens > 0
+        self.refreshes = self.chooses = self.resolved.plan.refresh_tokens > 0
 
     @property
     def runs_ahead(self) -> bool:
@@ -94,7 +98,7 @@ class CombineQueue:
     and leave there what the prompt composes. Chunks before that run ahead of it, in sweeps of their own.
 
     See `Line`. `start` gets the prompts that a sweep has combined, and their last logits `[B, vocabulary]`; `readmit` one
-    that has given up its captures in a sweep that failed, with all that it held.
+    that has given up its captures or its refresh in a sweep that failed, with all that it held, and what it is refused now.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class CombineQueue:
         context: EngineContext,
         sweep_tokens: int,
         start: Callable[[Sequence[AdmittedPrompt], torch.Tensor], None],
-        readmit: Callable[[AdmittedPrompt], None],
+        readmit: Callable[[AdmittedPrompt, Refusals], None],
     ) -> None:
         self._context = context
         self._sweep_tokens = sweep_tokens
@@ -247,13 +251,18 @@ class CombineQueue:
             self._give_up_captures(one, "a sweep failed that it shared")
 
     def fail(self, error: Exception) -> None:
-        """See `Line`; one that captures is served without."""
+        """See `Line`; one that captures, or refreshes, is served without."""
         if len(self._swept) > 1:
             self.retry()
             return
         for one in self._end():
             if one.captures.keys:
                 self._give_up_captures(one, f"capture failed: {error}")
+            elif one.refreshes:
+                _log.error("a refresh failed; its prompt is served without", exc_info=error)
+                one.release()
+                # What it had captured is told already.
+                self._readmit(one, replace(one.refusals, captures=CAPTURE_FAILED, refresh=True))
             else:
                 one.release()
                 one.request.sink(FailedEvent(EngineError(f"combine failed: {error}")))
@@ -266,7 +275,7 @@ class CombineQueue:
         if one.captures.keys:
             one.captures.fail(reason)
             one.release()
-            self._readmit(one)
+            self._readmit(one, replace(one.refusals, captures=CAPTURE_FAILED))
 
     def _end(self) -> list[AdmittedPrompt]:
         """No rows run any more. Returns the prompts that nobody has cancelled; the others are freed."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from services.worker.engine.admission import (
-    CAPTURE_FAILED,
     NO_ROOM,
     NOTHING_REFUSED,
     Refusals,
@@ -177,7 +176,7 @@ class Engine:
     def fail_arrival(self, key: bytes, incoming: IncomingState, reason: str) -> None:
         """It will not come, and nothing writes into its room any more: prompts that use it compute the part in its place."""
         for prompt in reversed(self._prefill.withdraw(incoming)):
-            self._readmit_as(prompt, prompt.refusals)
+            self._readmit(prompt, prompt.refusals)
         for waiting in self._waiting:
             if incoming in waiting.arriving:
                 keys = {**waiting.refusals.keys, key: reason}
@@ -278,11 +277,8 @@ class Engine:
         arriving = (*resolved.arriving, *room.incoming.values())
         return AdmittedPrompt(request, waiting.since, resolved, room.combine, room.captures, arriving, waiting.refusals)
 
-    def _readmit(self, prompt: AdmittedPrompt) -> None:
-        """It goes first, without its captures."""
-        self._readmit_as(prompt, replace(prompt.refusals, captures=CAPTURE_FAILED))
-
-    def _readmit_as(self, prompt: AdmittedPrompt, refusals: Refusals) -> None:
+    def _readmit(self, prompt: AdmittedPrompt, refusals: Refusals) -> None:
+        """It goes first."""
         self._waiting.appendleft(_Waiting(prompt.request, prompt.since, refusals, prompt.arriving))
 
     def _tell_stored(self, prompt: AdmittedPrompt) -> None:

@@ -3,12 +3,15 @@
 import math
 
 import pytest
+import torch
 
 from services.worker.engine.context import EngineContext
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.refresh import BLOCKS, RefreshOrder, SweepCost
-from services.worker.engine.requests import CaptureSegment, NotServedError, Serving, SnapshotOrder
+from services.worker.engine.refreshed_rows import AttendingRows, RefreshedRows
+from services.worker.engine.requests import CaptureEvent, CaptureSegment, NotServedError, Serving, SnapshotOrder
 from services.worker.engine.states import SegmentState
+from services.worker.mixers.batch import Mixer
 from tests.exactness.rig import draw_ids
 from tests.unit.worker.conftest import EngineFactory
 from tests.unit.worker.engine_rig import WINDOW, Elsewhere, EngineRig, Heard, cold, fetched, live, segment
@@ -199,6 +202,29 @@ def test_states_on_their_way_serve_both_passes(make_engine: EngineFactory) -> No
     assert heard.logprobs == expected.logprobs
     assert [part.refreshed_tokens for part in heard.served] == [part.refreshed_tokens for part in expected.served]
     end_arrivals(rig)
+
+
+@pytest.mark.parametrize("rows", [AttendingRows, RefreshedRows])
+def test_a_refresh_that_fails_leaves_the_composed_reply(
+    rows: type[AttendingRows | RefreshedRows], make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either pass; what was captured for it is told once."""
+
+    def fail(self: object, mixer: Mixer, normed: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(rows, "mix", fail)
+    rig = make_engine()
+    parts = [cold(key, ids) for key, ids in IDS.items()]
+    heard = rig.submit("r", live(10, 3), *parts, live(QUESTION, 4), refresh=TWO)
+    rig.run()
+    assert heard.captured == dict.fromkeys(IDS, "")
+    assert len([event for event in heard.events if isinstance(event, CaptureEvent)]) == len(IDS)
+    plain = ask(rig, None)
+    rig.run()
+    assert heard.logprobs == plain.logprobs
+    assert not any(part.refreshed_tokens for part in heard.served)
+    end(rig)
 
 
 def test_no_snapshot_is_published_behind_a_refreshed_part(make_engine: EngineFactory) -> None:
