@@ -100,7 +100,8 @@ async def _run_until_signal(tasks: Sequence[asyncio.Task[None]]) -> bool:
     working = asyncio.gather(*tasks)
     stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {working, stopped}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             working.result()
             return False
