@@ -92,7 +92,7 @@ def test_an_interrupted_run_keeps_what_is_answered(stack: RouterStack, questions
     rows = [{"question": f"What is {n}?", "documents": [TEXT]} for n in range(400)]
     questions.write_text("\n".join(map(json.dumps, rows)))
     before = len(stack.worker.requests)
-    command = ["-m", "services.cli.main", "eval", "--against", stack.url, "--questions", questions, "--json"]
+    command = ["-m", "services.cli.main", "eval", "--against", stack.url, "--questions", str(questions), "--json"]
     process = subprocess.Popen(
         [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
