@@ -8,6 +8,7 @@ import torch
 
 from eval.layout import Layout, SideRun
 from eval.rig import PAGE_TOKENS, Rig
+from services.worker.engine.refreshed_rows import fade
 from services.worker.engine.states import page_rows
 from services.worker.mixers.batch import CombineBatch, DecodeBatch, LinearSnapshot, Mixer
 from services.worker.mixers.linear import LinearMixer
@@ -230,23 +231,18 @@ class PromptBatch:
         return _Sides(rig.integers(rows), tuple(side for _, side in found), parts, slots, batch)
 
     def _start_sides(self, mixer: LinearMixer, batch: CombineBatch, sides: _Sides) -> None:
-        """Each block starts from the composed state at the body's head, decayed to the first replayed token.
+        """Each block starts from the composed state at the body's head, faded to the first replayed token.
 
         The convolution's history is known only where the block begins at the body's head.
         """
         layer = mixer.slots.index
         heads = [batch.kept[part][layer] for part in sides.parts]
-        decays = torch.stack(
-            [
-                side.segment.log_decays[layer][side.segment.row, side.begin]
-                - side.segment.log_decays[layer][side.segment.row, side.seam]
-                for side in sides.runs
-            ]
-        ).exp()
-        mixer.slots.states[sides.slots] = torch.stack([head.state for head in heads]) * decays[:, :, None, None]
+        decays = torch.stack([side.planes[layer].decay for side in sides.runs])
+        fractions = torch.tensor([side.fraction for side in sides.runs]).to(decays.device)
+        mixer.slots.states[sides.slots] = fade(torch.stack([head.state for head in heads]), decays, fractions)
         mixer.slots.tails[sides.slots] = torch.stack(
             [
-                head.tail if side.begin == side.seam else torch.zeros_like(head.tail)
+                torch.zeros_like(head.tail) if side.fraction else head.tail
                 for head, side in zip(heads, sides.runs, strict=True)
             ]
         )

@@ -66,15 +66,12 @@ class CapturedSegment:
     """One segment under one prime. planes: by `(begin, end)` of the body, one a linear layer.
 
     heads: by a body's begin, where no page begins, the page that holds a copy of its tokens up to where the next one does.
-    log_decays: cumulative, one a linear layer: `[segments, L + 1, H]`; the segment's own are in row `row`.
     """
 
     token_ids: tuple[int, ...]
     pages: range
     heads: Mapping[int, int]
     planes: Mapping[tuple[int, int], Planes]
-    log_decays: tuple[torch.Tensor, ...]
-    row: int
 
     def stored_as(self, encoding: StateEncoding) -> "CapturedSegment":
         """The segment as an encoding gives it back."""
@@ -126,7 +123,7 @@ def capture_segments(
     planes = _compose(running, intervals, plan, cumulative)
     heads = _copy_heads(rig, running)
     return [
-        CapturedSegment(segment.token_ids, segment.pages, heads[row], planes[row], cumulative, row)
+        CapturedSegment(segment.token_ids, segment.pages, heads[row], planes[row])
         for row, segment in enumerate(running)
     ]
 

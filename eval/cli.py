@@ -22,7 +22,10 @@ from services.worker.models.registry import read_checkpoint_spec
 __all__ = ["app"]
 
 app = typer.Typer(
-    name="eval", help="Answer quality of every reuse mode against a full recompute.", add_completion=False
+    name="eval",
+    help="Answer quality of every reuse mode against a full recompute. `--against URL` in place of a command asks a live"
+    " endpoint: `hypic eval --against URL --help`.",
+    add_completion=False,
 )
 
 _RESULTS = Path("eval/results")
@@ -30,8 +33,9 @@ _OUTCOMES = _RESULTS / "outcomes.json.gz"
 
 
 class PlanName(StrEnum):
-    """ci, short: two cores; long: one GPU, all settings; confirm: one GPU, few settings on thousands of questions."""
+    """ci, short, budget: two cores; long: one GPU, all settings; confirm: one GPU, few settings on thousands of questions."""
 
+    BUDGET = "budget"
     CI = "ci"
     SHORT = "short"
     LONG = "long"
@@ -176,6 +180,30 @@ def passages(
         check_output(out)
         outcomes = run_passages(options)
         write_passages(out, options, shlex.join(["python", "-m", "eval", *words]), outcomes)
+
+
+@app.command()
+def budget(
+    record: Annotated[Path, typer.Argument(help="File that `run --plan budget` wrote.")],
+    out: Annotated[Path, typer.Option(help="Where the rows go.")] = _RESULTS / "quality_budget.json",
+) -> None:
+    """Rows of loss against live tokens from stored outcomes: refreshed blocks beside the published method."""
+    from bench.results import write_results
+    from eval.budget import budget_rows
+
+    with one_line_on_faults("budget"):
+        check_output(out)
+        stored = read_record(record)
+        try:
+            rows = budget_rows(stored.outcomes)
+        except (KeyError, ZeroDivisionError, ValueError) as error:
+            raise EvaluationError(
+                f"{record}: lacks settings or questions of `run --plan budget`; run it anew"
+            ) from error
+        command = " ".join(Path(word).name if word == str(record) else word for word in stored.command.split())
+        write_results(out, command, stored.device, rows)
+    for row in rows:
+        print(f"{row.value:10.4g} {row.measure}")
 
 
 @app.command()

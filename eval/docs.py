@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.results import ResultFile, read_results
+from eval.budget import budget_table
 from eval.comparison import ALL_TYPES, differences_path
 from eval.passage_table import passage_table
 from eval.presets import Preset, settings_of
@@ -21,6 +22,7 @@ RESULTS = ROOT / "eval" / "results" / "demo.json"
 SWEEP = ROOT / "eval" / "results" / "demo_sweep.json"
 PASSAGES = ROOT / "eval" / "results" / "smollm2.json"
 FAILURES = ROOT / "eval" / "results" / "demo_failures.json"
+BUDGET = ROOT / "eval" / "results" / "quality_budget.json"
 ORACLE = ROOT / "eval" / "results" / "oracle.json"
 _BLOCK = re.compile(r"(<!-- quality: (?P<table>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _STANDARD = "set standard"
@@ -183,6 +185,7 @@ _TABLES: Mapping[str, Callable[[_Stored], list[str]]] = {
     "by_group": _by_group,
     "flip_rates": _flip_rates,
     "oracle": _oracle,
+    "budget": lambda _: budget_table(read_results(BUDGET)),
     "passages": lambda stored: passage_table(stored.passages),
 }
 

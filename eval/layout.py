@@ -9,11 +9,12 @@ from eval.capture import MIN_BODY, CapturedSegment, Planes, body_end, page_end
 from eval.prompts import EvalPrompt
 from eval.rig import PAGE_TOKENS, Rig
 from eval.settings import Mode, Setting
+from services.worker.engine.refresh import Refreshed, Side, sides_of
 from services.worker.engine.states import page_rows
 from services.worker.mixers.batch import LinearPlane
 from services.worker.ops.paged_attention import PageRow
 
-__all__ = ["Layout", "Part", "Refreshed", "SideRun", "lay_out"]
+__all__ = ["Layout", "Part", "SideRun", "lay_out"]
 
 
 @dataclass(slots=True)
@@ -29,22 +30,13 @@ class Part:
 class SideRun:
     """Tokens of a refreshed block with its replay, rows `[rows.start, rows.stop)` of the layout.
 
-    It starts from the state behind part `part`, decayed from place `seam` of the segment to place `begin`.
+    It starts from the state behind part `part`, the head of a body with `planes`, of which `fraction` lies before it.
     """
 
     rows: range
     part: int
-    segment: CapturedSegment
-    seam: int
-    begin: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refreshed:
-    """What a refresh makes live: places `[start, stop)` of each document, in order, and whole documents."""
-
-    blocks: tuple[tuple[range, ...], ...]
-    whole: frozenset[int] = frozenset()
+    planes: Planes
+    fraction: float
 
 
 @dataclass(slots=True)
@@ -91,13 +83,14 @@ class Layout:
         whole = segment.pages[places.start // PAGE_TOKENS :]
         self.rows.extend(page_rows(whole, PAGE_TOKENS, base, first + places.start, len(places)))
 
-    def add_side(self, segment: CapturedSegment, first: int, seam: int, side: "_Side") -> None:
+    def add_side(self, segment: CapturedSegment, first: int, body: range, side: Side) -> None:
         """A refreshed block: tokens before `side.fresh` only replay, and their keys are thrown away."""
         begin_row = len(self.token_ids)
         token_ids = segment.token_ids[side.begin : side.end]
         self._place(token_ids, first + side.begin, fresh_from=side.fresh - side.begin)
         rows = range(begin_row, begin_row + len(token_ids))
-        self.sides.append(SideRun(rows, len(self.parts) - 1, segment, seam, side.begin))
+        planes = segment.planes[body.start, body.stop]
+        self.sides.append(SideRun(rows, len(self.parts) - 1, planes, (side.begin - body.start) / len(body)))
 
     def reserve(self, num_tokens: int) -> None:
         """Pages for what follows the prompt."""
@@ -112,15 +105,6 @@ class Layout:
             self.write_slots.extend(range(slot, slot + end - begin))
             if begin == fresh_from:
                 self.rows.extend(page_rows(pages, PAGE_TOKENS, 0, first + begin, end - begin))
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """Places of a segment: replay from `begin`, refreshed `[fresh, end)`."""
-
-    begin: int
-    fresh: int
-    end: int
 
 
 def lay_out(
@@ -169,14 +153,15 @@ def _add_composed(
         return
     first = layout.length
     layout.add_live(segment.token_ids[:seam])
-    sides = [] if refreshed is None else _sides(refreshed.blocks[index], setting, seam, end)
+    replay = 0 if setting.refresh is None else setting.refresh.replay_tokens
+    sides = [] if refreshed is None else sides_of(refreshed.blocks[index], range(seam, end), replay)
     if sides:
         # The state at the body's head is wanted, so the body is a part of its own.
         layout.parts[-1].keep = True
     place = seam
     for side in sides:
         layout.add_stored_rows(segment, first, range(place, side.fresh), first)
-        layout.add_side(segment, first, seam, side)
+        layout.add_side(segment, first, range(seam, end), side)
         place = side.end
     layout.add_stored_rows(segment, first, range(place, end), first)
     layout.add_body(segment.planes[seam, end])
@@ -184,22 +169,6 @@ def _add_composed(
     if end < length:
         layout.add_live(segment.token_ids[end:])
     layout.live_document_tokens += seam + length - end + sum(side.end - side.begin for side in sides)
-
-
-def _sides(blocks: Sequence[range], setting: Setting, seam: int, end: int) -> list[_Side]:
-    """Blocks with their replay; what touches or overlaps runs as one."""
-    replay = 0 if setting.refresh is None else setting.refresh.replay_tokens
-    sides: list[_Side] = []
-    for block in sorted(blocks, key=lambda own: own.start):
-        fresh, stop = max(block.start, seam), min(block.stop, end)
-        if fresh >= stop:
-            continue
-        begin = max(seam, fresh - replay)
-        if sides and begin <= sides[-1].end:
-            sides[-1] = _Side(sides[-1].begin, sides[-1].fresh, stop)
-        else:
-            sides.append(_Side(begin, fresh, stop))
-    return sides
 
 
 def _add_ablated(layout: Layout, mode: Mode, segment: CapturedSegment, last: bool) -> None:

@@ -5,16 +5,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eval.attention import question_attention
 from eval.batch import PromptBatch
 from eval.capture import CapturedSegment, CapturePlan, PrimeState, capture_segments
-from eval.layout import Layout, Refreshed, lay_out
+from eval.layout import Layout, lay_out
 from eval.prompts import AnswerReader, EvalPrompt
-from eval.refresh import TokenScores, choose_blocks
+from eval.refresh import choose_blocks
 from eval.rig import Rig
 from eval.scoring import Outcome, Reference, Scores, find_references, score_batch
 from eval.settings import Mode, Prime, Selection, Setting
 from services.blob.encodings import StateEncoding
+from services.worker.engine.question import question_attention
+from services.worker.engine.refresh import Refreshed, TokenScores
 from services.worker.mixers.batch import CombineBatch, Mixer
 from services.worker.mixers.paged_attention import PagedAttention
 

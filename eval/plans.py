@@ -40,6 +40,7 @@ class Plan:
 
 
 PLANS: Mapping[str, Plan] = {
+    "budget": Plan((_PlannedStage(Preset.BUDGET, {SetKind.STANDARD: 2000}, 1.0),)),
     "ci": Plan((_PlannedStage(Preset.CI, {SetKind.STANDARD: 16, SetKind.REFERENCES: 16, SetKind.PASSAGES: 8}, 1.0),)),
     "short": Plan(
         (

@@ -10,7 +10,9 @@ __all__ = [
     "FIXED_WINDOWS",
     "GROWING_WINDOWS",
     "PUBLISHED",
+    "PUBLISHED_FRONT",
     "PUBLISHED_UNPRIMED",
+    "REFRESH_FRONT",
     "Preset",
     "settings_of",
 ]
@@ -29,11 +31,12 @@ _LIVE_SHARES = (0.12, 0.15, 0.2, 0.25, 0.3, 0.4)
 
 
 class Preset(StrEnum):
-    """ci: what a test holds; confirm: what the choice of the default rests on; refresh: blocks recomputed in place at the
-    default's prime; core: what every question of a long run is asked under; short: what two cores run in minutes; full:
-    everything.
+    """ci: what a test holds; budget: loss against live tokens, of this method and of the published one; confirm: what the
+    choice of the default rests on; refresh: blocks recomputed in place at the default's prime; core: what every question of
+    a long run is asked under; short: what two cores run in minutes; full: everything.
     """
 
+    BUDGET = "budget"
     CI = "ci"
     CONFIRM = "confirm"
     REFRESH = "refresh"
@@ -45,6 +48,8 @@ class Preset(StrEnum):
 def settings_of(preset: Preset) -> tuple[Setting, ...]:
     """The settings of a preset; full recompute always runs beside them."""
     match preset:
+        case Preset.BUDGET:
+            return (DEFAULT_SETTING, *PUBLISHED_FRONT, *REFRESH_FRONT)
         case Preset.CI:
             return (Setting(Mode.TRANSITION_ROPE, Prime.START), DEFAULT_SETTING)
         case Preset.CONFIRM:
@@ -99,6 +104,15 @@ def _ablations(prime: Prime) -> tuple[Setting, ...]:
 
 def _refreshed(refresh: Refresh, prime: Prime = Prime.SYSTEM, seam: int = 8) -> Setting:
     return Setting(Mode.COMPOSE, prime, SeamWindow(seam), refresh=refresh)
+
+
+# Loss against live tokens: the published method widens its window, this one refreshes blocks at the default's prime.
+PUBLISHED_FRONT = tuple(Setting(Mode.COMPOSE, Prime.SYSTEM, SeamWindow(tokens)) for tokens in (0, 8, 16, 32))
+REFRESH_FRONT = (
+    Setting(Mode.COMPOSE, Prime.START, SeamWindow(0)),
+    Setting(Mode.COMPOSE, Prime.START, SeamWindow(8)),
+    *(_refreshed(Refresh(Selection.BOTH, share), Prime.START) for share in (0.12, 0.2, 0.3, 0.4)),
+)
 
 
 def _refreshes() -> tuple[Setting, ...]:

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
+from eval.live.questions import normalise
 from train.data import Document, Evidence, PromptEncoder, Question
 from train.data.prompts import document_text
 
-__all__ = ["ANSWER_LIMIT", "AnswerReader", "EvalPrompt", "EvidenceTokens", "PromptReader", "normalise", "token_f1"]
+__all__ = ["ANSWER_LIMIT", "AnswerReader", "EvalPrompt", "EvidenceTokens", "PromptReader", "token_f1"]
 
 # In tokens, the end included; the demo model's answers are shorter.
 ANSWER_LIMIT = 40
@@ -129,11 +130,6 @@ class PromptReader:
         tokens = [index for index, (first, last) in enumerate(offsets) if last > start and first < end]
         # The document's opening marker is its first token.
         return EvidenceTokens(evidence.document, tokens[0] + 1, tokens[-1] + 2)
-
-
-def normalise(text: str) -> str:
-    """Lower case, no full stop at the end, single spaces."""
-    return " ".join(text.lower().split()).rstrip(".")
 
 
 def token_f1(answer: str, acceptable: Iterable[str]) -> float:

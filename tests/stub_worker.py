@@ -263,8 +263,16 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         if key not in self.held or self.drops_states:
             reason = "state_dropped"
             return worker_pb2.ServedPart(serving=worker_pb2.PART_SERVING_LIVE, live_tokens=length, reason=reason)
-        live = SEAM_WINDOW if part.serving == worker_pb2.PART_SERVING_SEGMENT else 0
-        return worker_pb2.ServedPart(serving=part.serving, live_tokens=live, reused_tokens=length - live, tier="host")
+        is_segment = part.serving == worker_pb2.PART_SERVING_SEGMENT
+        live = SEAM_WINDOW if is_segment else 0
+        refreshed = min(16 * request.refresh.blocks, length - live) if is_segment else 0
+        return worker_pb2.ServedPart(
+            serving=part.serving,
+            live_tokens=live + refreshed,
+            reused_tokens=length - live - refreshed,
+            tier="host",
+            refreshed_tokens=refreshed,
+        )
 
     def _capture(self, part: worker_pb2.PromptPart) -> worker_pb2.ServedPart:
         """As it combines."""

@@ -8,7 +8,7 @@ from typing import Any
 from bench.results import Row
 from bench.vllm.server import MODEL
 from bench.vllm.stack import Pair, post
-from eval.prompts import normalise
+from eval.live.questions import normalise
 from train.data import Question, QuestionType, questions
 
 __all__ = ["Answers", "answer_rows", "ask_all"]

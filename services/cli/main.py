@@ -118,7 +118,14 @@ def up(
 
 @app.command("eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def evaluate(context: typer.Context) -> None:
-    """Measure answer quality of reuse modes against a full recompute. See `hypic eval --help`."""
+    """Measure what reuse changes of answers: `--against URL` at a live endpoint, else in this process. See `--help`."""
+    if any(word.partition("=")[0] == "--against" for word in context.args):
+        try:
+            from eval.live.command import app as against
+        except ModuleNotFoundError as error:
+            typer.echo(f"hypic eval --against: needs {error.name}; install hypic[router]", err=True)
+            raise typer.Exit(2) from error
+        against(args=context.args, prog_name="hypic eval")
     from eval.cli import app as evaluation
 
     # The evaluation writes its own command line into what it stores.

@@ -153,6 +153,7 @@ class Router:
             prefix_key=placed.plan.prefix_key,
             snapshots=placed.plan.snapshots,
             priority=request.priority,
+            refresh=placed.refresh,
         )
 
     def _part_order(self, each: PartPlan, combine_id: str) -> PartOrder:

@@ -48,6 +48,8 @@ from services.router.choices import ChoosingRouter
 from services.router.domain.hedging import HedgePolicy
 from services.router.domain.rates import Rates
 from services.router.domain.recent import RecentRequests
+from services.router.domain.refreshing import RefreshPolicy
+from services.router.domain.request import Cold, Refresh
 from services.router.domain.shedding import SheddingPolicy
 from services.router.domain.tenancy import Keys, Quotas, hash_key
 from services.router.handover import Handover
@@ -236,6 +238,10 @@ def _reuse_policy(settings: RouterSettings) -> ReusePolicy:
         cache_timeout_seconds=settings.cache_timeout_seconds,
         capture_timeout_seconds=settings.capture_timeout_seconds,
         pending_wait_seconds=settings.pending_wait_seconds,
+        cold=Cold(settings.cold),
+        refresh=RefreshPolicy(
+            Refresh(None if settings.refresh == "auto" else int(settings.refresh)), settings.ttft_budget_seconds
+        ),
     )
 
 

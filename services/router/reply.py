@@ -174,5 +174,18 @@ class Reply:
             time_to_first_token=self._first_token_seconds,
         )
         options = self._request.options
-        placing, decode = explain_placing(self._placed.schedule), explain_decode(self._decoded_by)
-        return Done(reason, usage, Explanation(options.reuse, options.cold, self._parts, seconds, placing, decode))
+        placing = explain_placing(self._placed.schedule)
+        cold = self._placed.cold
+        refresh = self._placed.refresh
+        explanation = Explanation(
+            reuse=options.reuse,
+            cold=cold.asked,
+            parts=self._parts,
+            seconds=seconds,
+            placing=placing,
+            decode=explain_decode(self._decoded_by),
+            cold_choice=cold.choice,
+            refresh="auto" if refresh.blocks is None else refresh.blocks,
+            ttft_budget_seconds=refresh.budget_seconds,
+        )
+        return Done(reason, usage, explanation)

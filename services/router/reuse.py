@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -13,9 +13,10 @@ from services.router.background import Background
 from services.router.captures import CaptureOutcome, Capturer
 from services.router.deadline import Deadline
 from services.router.domain.assignment import Assignment
+from services.router.domain.cold_choice import ColdChoice, ColdPolicy
 from services.router.domain.model import ModelInfo
 from services.router.domain.parts import Prompt, Reason
-from services.router.domain.placing import PlacedPrompt, apply_schedule, cold_segment, schedule_plan
+from services.router.domain.placing import PlacedPrompt, apply_schedule, choose_plan_cold, cold_segment, schedule_plan
 from services.router.domain.plan import (
     CacheEntry,
     CaptureCause,
@@ -33,6 +34,7 @@ from services.router.domain.plan import (
     without_directory,
 )
 from services.router.domain.ports import CaptureOrder, Directory, PlanQuery, Workers
+from services.router.domain.refreshing import RefreshPolicy, settle_refresh, without_composed_prefixes
 from services.router.domain.request import Cold, Namespace, ReuseOptions
 from services.router.domain.schedule import Schedule
 from services.router.domain.workers import WorkerView
@@ -45,12 +47,14 @@ _LONGEST_PAUSE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ReusePolicy:
-    """How long things may take, in seconds."""
+    """How long things may take, in seconds; cold, refresh: where the request does not say."""
 
     lease_seconds: float
     cache_timeout_seconds: float
     capture_timeout_seconds: float
     pending_wait_seconds: float
+    cold: Cold = Cold.PARALLEL
+    refresh: RefreshPolicy = field(default_factory=RefreshPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,10 @@ class ReuseSession:
     """Holds the lease of one request from plan to first token; leaving the context always releases it.
 
     What cannot be planned, captured or waited for becomes live, with the reason; only the deadline, or no worker at all,
-    fails a request here.
+    fails a request here. refresh: what the prompt is served with.
+
+    Raises:
+        PromptError: see `settle_refresh`.
     """
 
     def __init__(self, services: ReuseServices, subject: ReuseSubject, deadline: Deadline) -> None:
@@ -91,9 +98,13 @@ class ReuseSession:
         self._holds_lease = False
         self._is_complete = False
         self._schedule: Schedule | None = None
+        self._cold = subject.options.cold or services.policy.cold
+        self._cold_choice: ColdChoice | None = None
         self._captures: list[asyncio.Task[CaptureOutcome]] = []
         self._lost: set[str] = set()
-        self.plan: Plan = draft(subject.prompt, subject.model.profile, subject.options.reuse)
+        self.refresh = settle_refresh(subject.options, services.policy.refresh)
+        plan = draft(subject.prompt, subject.model.profile, subject.options.reuse)
+        self.plan: Plan = plan if self.refresh.is_none else without_composed_prefixes(plan)
         self.request_id = subject.request_id
         self.lease_id = ""
         self.plan_seconds = 0.0
@@ -132,7 +143,7 @@ class ReuseSession:
         await self._ask(self.plan.entries)
         started = time.monotonic()
         asked_seconds = self.plan_seconds
-        if self._subject.options.cold is Cold.LIVE:
+        if self._computes_in_place():
             self._put_off_cold()
         else:
             await self._capture_cold()
@@ -147,7 +158,8 @@ class ReuseSession:
             UnavailableError: no worker takes prompts.
         """
         schedule = self._schedule or self._choose()
-        return PlacedPrompt(apply_schedule(self.plan, schedule, self._views()), schedule)
+        plan = apply_schedule(self.plan, schedule, self._views())
+        return PlacedPrompt(plan, schedule, ColdPolicy(self._cold, self._cold_choice), self.refresh)
 
     async def leave(self, worker_id: str) -> None:
         """A worker went away before the first token: nothing more is asked of it, and what it was to capture others do.
@@ -274,6 +286,16 @@ class ReuseSession:
             await self._ask([entry for entry in self.plan.entries if entry.content_hash in wanted])
             if any(each.order for each in self.plan.with_status(Served.COLD)):
                 await self._capture_cold()
+
+    def _computes_in_place(self) -> bool:
+        """Whether cold segments are put off; under `auto` this is where it is decided, once."""
+        if self._cold is Cold.AUTO:
+            services = self._services
+            waiting, can_follow = services.capturer.waiting, services.background.can_capture()
+            choice = choose_plan_cold(self.plan, self._subject.model, self._views(), waiting, can_follow)
+            self._cold_choice = choice
+            return choice is not None and choice.chosen is Cold.LIVE
+        return self._cold is Cold.LIVE
 
     def _put_off_cold(self) -> None:
         self._deferred = tuple(each for each in self.plan.with_status(Served.COLD) if each.ticket)

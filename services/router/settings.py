@@ -136,6 +136,22 @@ class RouterSettings(PeerSettings):
     max_background_captures: int = Field(
         default=4, ge=0, description="captures behind replies at once, with cold: live"
     )
+    cold: Literal["parallel", "live", "auto"] = Field(
+        default="parallel",
+        description="what becomes of segments without a stored state where a request does not say: captured ahead of the reply"
+        " (cold and warm answers are the same), computed in place (exact) and captured behind it, or whichever costs less now",
+    )
+
+    refresh: str = Field(
+        default="0",
+        pattern=r"^([0-9]{1,6}|auto)$",
+        description="blocks of reused segments that are recomputed in place where a request does not say: a number, or auto, as"
+        " many as fit into ttft_budget_seconds. Not served by workers with HYPIC_WORKER_TENSOR_PARALLEL above 1",
+    )
+    ttft_budget_seconds: Seconds | None = Field(
+        default=None,
+        description="seconds from the engine's admission to the first token, for refresh: auto, where a request does not say",
+    )
 
     @field_validator("workers")
     @classmethod
@@ -171,6 +187,12 @@ class RouterSettings(PeerSettings):
             raise ValueError("decode vllm needs vllm_urls, and vllm_urls need decode vllm: set both or neither")
         if bad := [url for url in self.engine_urls if not _ENGINE_URL.fullmatch(url)]:
             raise ValueError(f"vllm_urls: {bad[0]!r} must be http://host:port or https://host:port")
+        return self
+
+    @model_validator(mode="after")
+    def _check_refresh(self) -> Self:
+        if self.refresh == "auto" and self.ttft_budget_seconds is None:
+            raise ValueError("refresh auto needs ttft_budget_seconds, the seconds from admission to the first token")
         return self
 
     @model_validator(mode="after")

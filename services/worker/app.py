@@ -152,7 +152,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         counted = self._running.begin()
         self._transfers.use(wanted)
         try:
-            job = replace(job, grammar=await self._grammars.compile(request))
+            refresh = messages.refresh_order(request, self._residency.tiers.policy.engine)
+            job = replace(job, grammar=await self._grammars.compile(request), refresh=refresh)
             await self._residency.forget_ordered(ordered)
             fetch = PromptFetch(await self._transfers.plan(wanted) if self._place.moves_states else {})
             await self._engine.call(Submit(fetch.mark(job)))
@@ -274,8 +275,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _on_prefilled(self, event: PrefilledEvent) -> None:
         self._metrics.on_prefilled(event, len(self._served.spec.layers))
-        computed = sum(part.live_tokens + part.captured_tokens for part in event.parts)
-        self._residency.tiers.policy.engine.observe(event.combine_seconds, computed)
+        if not any(part.refreshed_tokens for part in event.parts):
+            # A refresh looks at the prompt first: its seconds are of more than one pass.
+            computed = sum(part.live_tokens + part.captured_tokens for part in event.parts)
+            self._residency.tiers.policy.engine.observe(event.combine_seconds, computed)
 
     def _check_takes(self, has_role: bool, role: str) -> None:
         if not has_role:

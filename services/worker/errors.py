@@ -10,6 +10,7 @@ WorkerError
 ├── NoRoomError              a pool cannot give what was asked for now
 └── EngineError              a request failed in the engine
     ├── EngineFullError      the waiting line is full
+    ├── NotServedError       this engine does not do what is asked
     └── PromptTooLargeError  the prompt can never be served
 
 Each is defined beside what raises it.

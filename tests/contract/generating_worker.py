@@ -47,16 +47,18 @@ class ServedWorker:
     cache: StubCache
     registry: CollectorRegistry
 
-    async def generate(self, *parts: worker_pb2.PromptPart, max_tokens: int = 3) -> list[worker_pb2.GenerateEvent]:
+    async def generate(
+        self, *parts: worker_pb2.PromptPart, max_tokens: int = 3, refresh: worker_pb2.Refresh | None = None
+    ) -> list[worker_pb2.GenerateEvent]:
         """All events."""
-        return [event async for event in self.start(*parts, max_tokens=max_tokens)]
+        return [event async for event in self.start(*parts, max_tokens=max_tokens, refresh=refresh)]
 
     def start(
-        self, *parts: worker_pb2.PromptPart, max_tokens: int = 3
+        self, *parts: worker_pb2.PromptPart, max_tokens: int = 3, refresh: worker_pb2.Refresh | None = None
     ) -> "grpc.aio.UnaryStreamCall[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent]":
         """The call."""
         sampling = worker_pb2.Sampling(max_tokens=max_tokens)
-        request = worker_pb2.GenerateRequest(parts=[*parts, LAST], sampling=sampling)
+        request = worker_pb2.GenerateRequest(parts=[*parts, LAST], sampling=sampling, refresh=refresh)
         return self.stub.Generate(request, timeout=CALL_SECONDS)
 
     async def holds(self, key: bytes) -> bool:

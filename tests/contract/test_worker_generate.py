@@ -8,7 +8,7 @@ import grpc
 import pytest
 from hypic.v1 import worker_pb2
 
-from tests.contract.generating_worker import CALL_SECONDS, IDS, KEY, OTHER, OTHER_IDS, ServedWorker, run_worker
+from tests.contract.generating_worker import CALL_SECONDS, IDS, KEY, LAST, OTHER, OTHER_IDS, ServedWorker, run_worker
 
 
 def ordered(key: bytes, ids: tuple[int, ...], fence: int) -> worker_pb2.PromptPart:
@@ -21,6 +21,26 @@ def ordered(key: bytes, ids: tuple[int, ...], fence: int) -> worker_pb2.PromptPa
 async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
     async with run_worker(tmp_path) as running:
         yield running
+
+
+async def test_a_refresh_is_served_counted_and_bounded_by_its_budget(worker: ServedWorker) -> None:
+    """Without bound it says what a prompt without states says. Nothing is refreshed under a budget that is used up."""
+    live = [worker_pb2.PromptPart(token_ids=ids, serving=LAST.serving) for ids in (IDS, OTHER_IDS)]
+    expected = [token for event in await worker.generate(*live) for token in event.tokens.token_ids]
+    states = [ordered(KEY, IDS, 7), ordered(OTHER, OTHER_IDS, 8)]
+    await worker.generate(*states)
+    for refresh in (worker_pb2.Refresh(blocks=1 << 20), worker_pb2.Refresh(budget_seconds=1e6)):
+        events = await worker.generate(*states, refresh=refresh)
+        assert [token for event in events for token in event.tokens.token_ids] == expected
+        parts = events[0].prefilled.parts
+        assert [part.live_tokens for part in parts] == [90, 120, 3]
+        assert all(part.refreshed_tokens for part in parts[:2])
+    one = (await worker.generate(*states, refresh=worker_pb2.Refresh(blocks=1)))[0].prefilled.parts
+    assert sum(part.refreshed_tokens for part in one) in range(1, 17)
+    late = (await worker.generate(*states, refresh=worker_pb2.Refresh(budget_seconds=1e-6)))[0].prefilled.parts
+    assert not any(part.refreshed_tokens for part in late)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"refresh\.budget_seconds"):
+        await worker.generate(*states, refresh=worker_pb2.Refresh(budget_seconds=-1.0))
 
 
 async def test_each_state_is_published_once_under_its_ticket(worker: ServedWorker) -> None:

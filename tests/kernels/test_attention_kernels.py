@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.ops.paged_attention import AttentionShape, PagedQueries, PageTable, naive, work
+from services.worker.engine.states import SegmentState
+from services.worker.ops.paged_attention import AttentionShape, PagedQueries, PageRow, PageTable, naive, work
 from services.worker.ops.paged_attention import triton as kernels
 from services.worker.ops.rotary import Rotary
 from tests.exactness import test_paged_attention as rig
@@ -91,6 +92,33 @@ def test_pairs_of_neighbours_turn(device: torch.device) -> None:
         results.append(form.attend(queries, asked, pools, shape))
     assert_close(results[1], results[0], TOLERANCE)
     assert_far(results[2], results[0], TOLERANCE)
+
+
+@pytest.mark.parametrize("split_keys", [16, 2048])
+def test_rows_cut_around_refreshed_blocks(
+    split_keys: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """A stored body begins and ends anywhere in its pages, with rows of the request's own between."""
+    monkeypatch.setattr(work, "MIN_SPLIT_KEYS", split_keys)
+    state = SegmentState((1,) * 65, 5, (), (1, 2, 3, 4))
+    table = PageTable(16)
+    table.extend([PageRow(0, 0, 0, 12), *state.rows_of(7, range(5, 20), 16), PageRow(5, 0, 27, 11)])
+    table.extend([*state.rows_of(7, range(31, 43), 16), PageRow(5, 0, 50, 5, 11), PageRow(6, 0, 55, 6)])
+    table.extend([*state.rows_of(7, range(54, 65), 16), PageRow(6, 0, 72, 9, 6)])
+    places = [*range(12), *range(27, 38), *range(50, 61), *range(72, 81)]
+    generator = torch.Generator().manual_seed(21)
+    sizes = (HEADS.head_dim, HEADS.value_dim)
+    keys, values = (torch.randn(8, 16, HEADS.num_kv_heads, size, generator=generator) for size in sizes)
+    queries = torch.randn(len(places), HEADS.num_heads, HEADS.head_dim, generator=generator).to(device)
+    asked = PagedQueries(torch.tensor(places, device=device), (0, len(places)), (table,))
+    shape = AttentionShape(HEADS.head_dim**-0.5, Rotary.create(rig.THETA, HEADS.rotary_dim, device))
+    pools = (keys.to(device), values.to(device))
+    expected = naive.attend(queries, asked, pools, shape)
+    assert_close(kernels.attend(queries, replace(asked, prepared={}), pools, shape), expected, TOLERANCE)
+    stored = PageTable(16)
+    stored.extend([PageRow(0, 0, 0, 12), state.rows(7), PageRow(6, 0, 72, 9, 6)])
+    other = PagedQueries(asked.positions, asked.cu_queries, (stored,))
+    assert_far(kernels.attend(queries, other, pools, shape), expected, TOLERANCE)
 
 
 def test_a_fixed_launch_takes_over_longer_tables(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:

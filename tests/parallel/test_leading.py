@@ -19,6 +19,7 @@ from services.worker.engine.grammar import TokenGrammar
 from services.worker.engine.leading import Lead, Orders, RankError, follow
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
+from services.worker.engine.refresh import RefreshOrder, SweepCost
 from services.worker.engine.requests import (
     CaptureJob,
     CaptureSegment,
@@ -59,7 +60,16 @@ def capture() -> SubmitCapture:
 
 @pytest.mark.parametrize(
     "command",
-    [Submit(request(Heard())), ordered(), capture(), Cancel("asked"), Drop((KEY, SNAPSHOT)), Drop(())],
+    [
+        Submit(request(Heard())),
+        Submit(replace(request(Heard()), refresh=RefreshOrder(3))),
+        Submit(replace(request(Heard()), refresh=RefreshOrder(None, 0.5, SweepCost(0.1, 0.001)))),
+        ordered(),
+        capture(),
+        Cancel("asked"),
+        Drop((KEY, SNAPSHOT)),
+        Drop(()),
+    ],
     ids=lambda command: type(command).__name__,
 )
 def test_a_command_arrives_as_it_was(command: Command) -> None:

@@ -23,8 +23,8 @@ SURFACES = {
     "services.worker.engine.requests": [
         "CaptureEvent", "CaptureJob", "CaptureSegment", "EngineError", "EngineFullError", "FailedEvent", "FetchEvent",
         "FinishReason",
-        "FinishedEvent", "GenerateEvent", "GenerateRequest", "HeldEvent", "PrefilledEvent", "PromptPart", "PromptTooLargeError",
-        "ServedPart", "Serving", "SnapshotOrder", "StoredSnapshot", "TokenEvent",
+        "FinishedEvent", "GenerateEvent", "GenerateRequest", "HeldEvent", "NotServedError", "PrefilledEvent", "PromptPart",
+        "PromptTooLargeError", "ServedPart", "Serving", "SnapshotOrder", "StoredSnapshot", "TokenEvent",
     ],
     "services.worker.ops.recurrence.naive": ["capture", "scan", "step", "walk"],
     "services.worker.ops.short_conv.naive": ["step", "walk"],

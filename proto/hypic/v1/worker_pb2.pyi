@@ -715,6 +715,7 @@ class GenerateRequest(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
+    REFRESH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     lease_id: _builtins.str
     prefix_key: _builtins.bytes
@@ -735,6 +736,10 @@ class GenerateRequest(_message.Message):
     def hold(self) -> Global___HoldOrder:
         """Nothing is decoded: the prompt's decode state is held until it is taken, the time is up or the stream is closed."""
 
+    @_builtins.property
+    def refresh(self) -> Global___Refresh:
+        """Absent: nothing is refreshed."""
+
     def __init__(
         self,
         *,
@@ -747,10 +752,11 @@ class GenerateRequest(_message.Message):
         grammar: Global___Grammar | None = ...,
         priority: _builtins.int = ...,
         hold: Global___HoldOrder | None = ...,
+        refresh: Global___Refresh | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "refresh", b"refresh", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "refresh", b"refresh", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -794,6 +800,33 @@ class TakeRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TakeRequest: _TypeAlias = TakeRequest  # noqa: Y015
+
+@_typing.final
+class Refresh(_message.Message):
+    """Blocks of reused segments to compute in place: those that the prompt's end attends to most."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    BUDGET_SECONDS_FIELD_NUMBER: _builtins.int
+    blocks: _builtins.int
+    budget_seconds: _builtins.float
+    """As many as fit between admission and the first token."""
+    def __init__(
+        self,
+        *,
+        blocks: _builtins.int = ...,
+        budget_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "budget_seconds", b"budget_seconds", "form", b"form"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "budget_seconds", b"budget_seconds", "form", b"form"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["blocks", "budget_seconds"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___Refresh: _TypeAlias = Refresh  # noqa: Y015
 
 @_typing.final
 class GenerateEvent(_message.Message):
@@ -939,6 +972,7 @@ class ServedPart(_message.Message):
     CAPTURED_TOKENS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     FETCH_SECONDS_FIELD_NUMBER: _builtins.int
+    REFRESHED_TOKENS_FIELD_NUMBER: _builtins.int
     serving: Global___PartServing.ValueType
     live_tokens: _builtins.int
     reused_tokens: _builtins.int
@@ -951,6 +985,8 @@ class ServedPart(_message.Message):
     """The worker from which the state was fetched for this request; empty where it lay here."""
     fetch_seconds: _builtins.float
     """Of that fetch, or of one from a lower tier."""
+    refreshed_tokens: _builtins.int
+    """With SEGMENT: live tokens of the body, which a refresh computed in place."""
     def __init__(
         self,
         *,
@@ -962,10 +998,11 @@ class ServedPart(_message.Message):
         captured_tokens: _builtins.int = ...,
         source: _builtins.str = ...,
         fetch_seconds: _builtins.float = ...,
+        refreshed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_tokens", b"captured_tokens", "fetch_seconds", b"fetch_seconds", "live_tokens", b"live_tokens", "reason", b"reason", "reused_tokens", b"reused_tokens", "serving", b"serving", "source", b"source", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["captured_tokens", b"captured_tokens", "fetch_seconds", b"fetch_seconds", "live_tokens", b"live_tokens", "reason", b"reason", "refreshed_tokens", b"refreshed_tokens", "reused_tokens", b"reused_tokens", "serving", b"serving", "source", b"source", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

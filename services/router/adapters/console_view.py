@@ -79,10 +79,11 @@ class _Run:
 
 
 def _runs(part: PartExplanation) -> Iterator[_Run]:
-    """Live tokens stand at a composed segment's head: its seam window."""
+    """Live tokens stand at a composed segment's head: its seam window. What of it is refreshed stands anywhere behind that."""
     is_composed = part.kind is PartKind.SEGMENT and part.served in (Served.HIT, Served.COLD)
     note = _note(part)
-    yield _Run("seam" if is_composed else "live", part.live_tokens, note)
+    yield _Run("seam" if is_composed else "live", part.live_tokens - part.refreshed_tokens, note)
+    yield _Run("live", part.refreshed_tokens, note)
     yield _Run("cold", part.captured_tokens, note)
     yield _Run("prefix" if part.served is Served.PREFIX else "hit", part.reused_tokens, note)
 

@@ -25,7 +25,7 @@ from services.router.domain.ports import (
     TokenLogprobs,
     Tokens,
 )
-from services.router.domain.request import Grammar, Namespace, Sampling
+from services.router.domain.request import Grammar, Namespace, Refresh, Sampling
 from services.router.domain.unmeasured import UNMEASURED
 from services.router.domain.workers import CaptureSpeed, CombineSpeed, Role, TransferSpeed, WorkerSpeeds
 
@@ -214,6 +214,7 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
             for each in order.snapshots
         ],
         priority=order.priority,
+        refresh=_refresh(order.refresh),
     )
 
 
@@ -222,6 +223,14 @@ def hold_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
     message = generate_request(order)
     message.hold.SetInParent()
     return message
+
+
+def _refresh(refresh: Refresh) -> worker_pb2.Refresh | None:
+    if refresh.is_none:
+        return None
+    if refresh.blocks is None:
+        return worker_pb2.Refresh(budget_seconds=refresh.budget_seconds or 0.0)
+    return worker_pb2.Refresh(blocks=refresh.blocks)
 
 
 def _grammar(grammar: Grammar | None) -> worker_pb2.Grammar | None:
@@ -290,4 +299,5 @@ def _served_part(part: worker_pb2.ServedPart) -> ServedPart:
         captured_tokens=part.captured_tokens,
         source=part.source,
         fetch_seconds=part.fetch_seconds,
+        refreshed_tokens=part.refreshed_tokens,
     )

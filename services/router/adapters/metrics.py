@@ -24,6 +24,7 @@ __all__ = ["Generator", "MeteredRouter", "RouterMetrics"]
 # What a client or the plan chose is no fallback.
 _CHOSEN = {
     Reason.REUSE_OFF, Reason.REUSE_EXACT, Reason.FIRST_USE, Reason.TOO_SHORT, Reason.LAST_PART, Reason.NOT_MARKED,
+    Reason.REFRESHED,
 }  # fmt: skip
 # Those that workers give, beside the router's own: labels stay few whatever a worker says.
 _REASONS = {
@@ -131,6 +132,9 @@ class RouterMetrics:
             "tier",
         )
         self.seam_tokens = counter("seam_tokens", "Live tokens of composed segments: their seam windows.")
+        self.refreshed_tokens = counter(
+            "refreshed_tokens", "Live tokens of composed segments that a refresh recomputed in place."
+        )
         self.generation_tokens = counter("generation_tokens", "Generated tokens.", "tenant_group")
         self.fallbacks = counter("fallbacks", "Parts computed although reuse was meant.", "reason")
         self.captures = counter(
@@ -188,7 +192,8 @@ class RouterMetrics:
         if part.reused_tokens:
             self.reused_tokens.labels(part.tier or "unknown").inc(part.reused_tokens)
         if part.kind is PartKind.SEGMENT and part.served in (Served.HIT, Served.COLD):
-            self.seam_tokens.inc(part.live_tokens)
+            self.seam_tokens.inc(part.live_tokens - part.refreshed_tokens)
+            self.refreshed_tokens.inc(part.refreshed_tokens)
         if part.planned is Served.PENDING:
             self.single_flighted.labels(part.served.value).inc()
         if part.fetch is not None:

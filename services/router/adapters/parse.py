@@ -32,6 +32,7 @@ from services.router.domain.request import (
     GenerationRequest,
     Message,
     PromptError,
+    Refresh,
     Reuse,
     ReuseOptions,
     Role,
@@ -156,7 +157,13 @@ def reuse_options(given: HypicOptions | None) -> ReuseOptions:
     """The client's `hypic` object, or the defaults."""
     if given is None:
         return ReuseOptions()
-    return ReuseOptions(Reuse(given.reuse), Cold(given.cold), given.explain)
+    return ReuseOptions(
+        reuse=Reuse(given.reuse),
+        cold=None if given.cold is None else Cold(given.cold),
+        explain=given.explain,
+        refresh=None if given.refresh is None else Refresh(None if given.refresh == "auto" else given.refresh),
+        ttft_budget_seconds=given.ttft_budget_seconds,
+    )
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:

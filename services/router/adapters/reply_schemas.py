@@ -44,6 +44,7 @@ _PART = _object(
     reason=_or_null(_STRING),
     capture=_or_null(_object("Who captured it.", worker=_STRING, cause=_STRING, seconds=_or_null(_NUMBER))),
     fetch=_or_null(_object("Where its state came from.", worker=_STRING, seconds=_NUMBER)),
+    refreshed_tokens=_INTEGER,
 )
 _EXPLANATION = _object(
     "How every part was served, where `hypic.explain` asked for it.",
@@ -60,6 +61,17 @@ _EXPLANATION = _object(
             reason=_or_null(_STRING),
         )
     ),
+    cold_choice=_or_null(
+        _object(
+            "What `cold: auto` came to.",
+            chosen=_STRING,
+            reason=_STRING,
+            parallel_seconds=_or_null(_NUMBER),
+            live_seconds=_or_null(_NUMBER),
+        )
+    ),
+    refresh={"anyOf": [_INTEGER, _constant("auto")]},
+    ttft_budget_seconds=_or_null(_NUMBER),
 )
 _USAGE = _object(
     "Token counts; `cached_tokens` of the prompt were not computed for this request.",

@@ -56,6 +56,9 @@ __all__ = [
 ]
 
 
+_MAX_BLOCKS = 1_000_000
+
+
 class HypicOptions(Closed):
     """Our own options."""
 
@@ -63,9 +66,19 @@ class HypicOptions(Closed):
         default="compose",
         description="What may be reused: prefix snapshots alone, also segments wherever they stand, or nothing.",
     )
-    cold: Literal["parallel", "live"] = Field(
-        default="parallel",
-        description="A segment without a stored state is captured ahead of the reply, or computed in place and captured later.",
+    cold: Literal["parallel", "live", "auto"] | None = Field(
+        default=None,
+        description="A segment without a stored state is captured ahead of the reply, or computed in place and captured later, or"
+        " whichever costs less now. Default: the deployment's.",
+    )
+    refresh: Annotated[int, Field(ge=0, le=_MAX_BLOCKS)] | Literal["auto"] | None = Field(
+        default=None,
+        description="How many blocks of reused segments, those that the question attends to most, are recomputed in place;"
+        " `auto`: as many as fit into `ttft_budget_seconds`. Default: the deployment's.",
+    )
+    ttft_budget_seconds: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="With `refresh: auto`: seconds from the engine's admission to the first token. Default: the deployment's.",
     )
     explain: bool = Field(default=False, description="Whether the reply says how every part was served.")
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.router.domain.cold_choice import ColdChoice
 from services.router.domain.parts import PartKind, Reason
 from services.router.domain.plan import PartPlan, Plan, Served
 from services.router.domain.ports import DecodedBy, PartServing, Prefilled, ServedPart
@@ -44,7 +45,7 @@ class PartExplanation:
     """One part. `tokens = live_tokens + captured_tokens + reused_tokens`; only the last were not computed.
 
     `planned` is the directory's first answer, `served` what was done in the end; `reason` is set when any token that
-    reuse could have spared was computed.
+    reuse could have spared was computed. refreshed_tokens: those of the live ones that a refresh recomputed.
     """
 
     kind: PartKind
@@ -60,6 +61,7 @@ class PartExplanation:
     reason: str | None
     capture: CaptureExplanation | None = None
     fetch: FetchExplanation | None = None
+    refreshed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The reply's `hypic` object."""
+    """The reply's `hypic` object. cold: the policy; cold_choice: what it came to, where it is `auto` and a segment was cold.
+
+    refresh: blocks, or `auto` within ttft_budget_seconds.
+    """
 
     reuse: str
     cold: str
@@ -116,6 +121,9 @@ class Explanation:
     seconds: Seconds
     placing: PlacingExplanation
     decode: DecodeExplanation | None = None
+    cold_choice: ColdChoice | None = None
+    refresh: int | str = 0
+    ttft_budget_seconds: float | None = None
 
 
 def explain_decode(decoded_by: DecodedBy | None) -> DecodeExplanation | None:
@@ -170,9 +178,10 @@ def _explain(each: PartPlan, done: ServedPart) -> PartExplanation:
         captured_tokens=done.captured_tokens + done.reused_tokens - reused_tokens,
         reused_tokens=reused_tokens,
         tier=done.tier or each.tier if done.reused_tokens or done.captured_tokens else "",
-        reason=(each.failure or done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each, served),
+        reason=(each.failure or done.reason or Reason.STATE_DROPPED) if fell_back else _reason(each, served, done),
         capture=_capture(each),
         fetch=FetchExplanation(done.source, done.fetch_seconds) if done.fetch_seconds else None,
+        refreshed_tokens=done.refreshed_tokens,
     )
 
 
@@ -183,5 +192,6 @@ def _capture(each: PartPlan) -> CaptureExplanation | None:
     return CaptureExplanation(done.worker_id, done.cause, None if done.wait_seconds else done.seconds)
 
 
-def _reason(each: PartPlan, served: Served) -> str | None:
-    return None if served in (Served.HIT, Served.PREFIX) else each.reason
+def _reason(each: PartPlan, served: Served, done: ServedPart) -> str | None:
+    reason = None if served in (Served.HIT, Served.PREFIX) else each.reason
+    return reason or (Reason.REFRESHED if done.refreshed_tokens else None)

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     HELD_ELSEWHERE = "held_elsewhere"
     NO_PREFILL_WORKER = "no_prefill_worker"
     STATE_NOT_LOADED = "state_not_loaded"
+    REFRESHED = "refreshed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
 """From a plan to where it is worked on: what scheduling needs to know of a prompt, and the plan as a schedule leaves it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.domain.assignment import ColdSegment
+from services.router.domain.cold_choice import ColdChoice, ColdPolicy, ColdReason, choose_cold
 from services.router.domain.combine_choice import CombineWork, Holding, StoredState
 from services.router.domain.model import ModelInfo
 from services.router.domain.parts import Reason
 from services.router.domain.plan import PartPlan, Plan, Served, serve_live, with_true_snapshots, without_prefix
+from services.router.domain.request import Cold, Refresh
 from services.router.domain.schedule import Schedule, schedule_request
 from services.router.domain.workers import WorkerView
 
-__all__ = ["PlacedPrompt", "apply_schedule", "cold_segment", "schedule_plan", "state_bytes"]
+__all__ = ["PlacedPrompt", "apply_schedule", "choose_plan_cold", "cold_segment", "schedule_plan", "state_bytes"]
 
 # Snapshots leave their worker for nobody: no way to them is short enough.
 _OUT_OF_REACH_BYTES = 1 << 62
@@ -19,10 +21,15 @@ _OUT_OF_REACH_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class PlacedPrompt:
-    """A prompt that is ready to be combined: the plan as the chosen worker is to serve it."""
+    """A prompt that is ready to be combined: the plan as the chosen worker is to serve it.
+
+    cold: what became of segments without a stored state.
+    """
 
     plan: Plan
     schedule: Schedule
+    cold: ColdPolicy = field(default_factory=ColdPolicy)
+    refresh: Refresh = field(default_factory=lambda: Refresh(0))
 
     @property
     def worker_id(self) -> str:
@@ -39,6 +46,25 @@ def schedule_plan(
     """
     cold = [cold_segment(each, info) for each in plan.with_status(Served.COLD) if each.order]
     return schedule_request(_work(plan, info), cold, workers, waiting)
+
+
+def choose_plan_cold(
+    plan: Plan, info: ModelInfo, workers: Sequence[WorkerView], waiting: Sequence[int], can_capture_behind: bool
+) -> ColdChoice | None:
+    """What `cold: auto` comes to for a plan; None where nothing is cold, or no worker accepts prompts.
+
+    waiting: see `schedule_request`; can_capture_behind: one more capture may follow its reply.
+    """
+    if not any(each.order for each in plan.with_status(Served.COLD)):
+        return None
+    if any(plan.with_status(Served.PENDING)):
+        # It composes what another request captures in any case.
+        return ColdChoice(Cold.PARALLEL, ColdReason.COMPUTED_ELSEWHERE)
+    if not can_capture_behind:
+        return ColdChoice(Cold.PARALLEL, ColdReason.NO_CAPTURE_BEHIND)
+    in_place = serve_live(plan, lambda each: each.served is Served.COLD, Reason.FIRST_USE)
+    parallel, live = schedule_plan(plan, info, workers, waiting), schedule_plan(in_place, info, workers)
+    return None if parallel is None or live is None else choose_cold(parallel, live, workers)
 
 
 def state_bytes(info: ModelInfo, num_tokens: int) -> int:

@@ -2,12 +2,12 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from services.router.domain.plan import CacheEntry, Outcome, Snapshot, Ticket
-from services.router.domain.request import Namespace, Sampling
+from services.router.domain.request import Namespace, Refresh, Sampling
 from services.router.domain.workers import WorkerView
 
 __all__ = [
@@ -153,13 +153,14 @@ class GenerateOrder:
     prefix_key: bytes
     snapshots: tuple[Snapshot, ...]
     priority: int = 0
+    refresh: Refresh = field(default_factory=lambda: Refresh(0))
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
     """What the worker did with a part; `reason` is set when it computed a part that was asked for as reused.
 
-    source: the worker from which it fetched the state, in `fetch_seconds`.
+    source: the worker from which it fetched the state, in `fetch_seconds`; refreshed_tokens: live ones of its body.
     """
 
     serving: PartServing
@@ -170,6 +171,7 @@ class ServedPart:
     captured_tokens: int = 0
     source: str = ""
     fetch_seconds: float = 0.0
+    refreshed_tokens: int = 0
 
 
 class BeganFrom(StrEnum):

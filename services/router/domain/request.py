@@ -20,6 +20,7 @@ __all__ = [
     "Message",
     "Namespace",
     "PromptError",
+    "Refresh",
     "Reuse",
     "ReuseOptions",
     "Role",
@@ -123,19 +124,41 @@ class Reuse(StrEnum):
 
 
 class Cold(StrEnum):
-    """What happens to a segment without a stored state: captured first, or computed in place and captured later."""
+    """What happens to a segment without a stored state: captured first, or computed in place and captured later.
+
+    AUTO: whichever costs less now; see `choose_cold`.
+    """
 
     PARALLEL = "parallel"
     LIVE = "live"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """How many of the most attended blocks of segments are recomputed in place; None: as many as fit into the budget.
+
+    budget_seconds: from the engine's admission to the first token.
+    """
+
+    blocks: int | None
+    budget_seconds: float | None = None
+
+    @property
+    def is_none(self) -> bool:
+        """Nothing is."""
+        return self.blocks == 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseOptions:
-    """The client's `hypic` object."""
+    """The client's `hypic` object; what is None is the deployment's to say."""
 
     reuse: Reuse = Reuse.COMPOSE
-    cold: Cold = Cold.PARALLEL
+    cold: Cold | None = None
     explain: bool = False
+    refresh: Refresh | None = None
+    ttft_budget_seconds: float | None = None
 
 
 class GrammarKind(StrEnum):

@@ -1,5 +1,6 @@
 """Wire messages to engine types and back; the only module of the worker that knows both."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from services.worker.adapters.peer_states import Source
 from services.worker.adapters.served_model import ServedModel
 from services.worker.adapters.transfers import WantedState
 from services.worker.engine.logprobs import TokenLogprobs
+from services.worker.engine.refresh import RefreshOrder, SweepCost
 from services.worker.engine.requests import (
     CaptureSegment,
     EngineError,
@@ -21,6 +23,7 @@ from services.worker.engine.requests import (
     FinishReason,
     GenerateEvent,
     GenerateRequest,
+    NotServedError,
     PrefilledEvent,
     PromptPart,
     PromptTooLargeError,
@@ -30,6 +33,7 @@ from services.worker.engine.requests import (
     TokenEvent,
 )
 from services.worker.engine.sampling import SamplingOptions
+from services.worker.tiers.speeds import TokenSpeed
 
 __all__ = [
     "WorkerPlace",
@@ -38,6 +42,7 @@ __all__ = [
     "event_message",
     "generate_request",
     "held_message",
+    "refresh_order",
     "released_message",
     "service_error",
     "wanted_states",
@@ -73,7 +78,7 @@ class WorkerPlace:
 
 def service_error(error: EngineError) -> HypicError:
     """The engine's error as one that crosses the wire."""
-    if isinstance(error, PromptTooLargeError):
+    if isinstance(error, PromptTooLargeError | NotServedError):
         return InvalidRequestError(str(error))
     if isinstance(error, EngineFullError):
         return OverloadedError(str(error))
@@ -91,6 +96,23 @@ def wanted_states(message: worker_pb2.GenerateRequest) -> dict[bytes, WantedStat
         for part in message.parts
         if part.serving == worker_pb2.PART_SERVING_SEGMENT
     }
+
+
+def refresh_order(message: worker_pb2.GenerateRequest, speed: TokenSpeed) -> RefreshOrder | None:
+    """What a request asks to have refreshed; None for nothing. speed: of combines, as measured so far.
+
+    Raises:
+        InvalidRequestError: the budget is no number of seconds above 0.
+    """
+    if not message.HasField("refresh"):
+        return None
+    if message.refresh.WhichOneof("form") == "blocks":
+        return RefreshOrder(message.refresh.blocks) if message.refresh.blocks else None
+    budget, token_seconds = message.refresh.budget_seconds, speed.estimate(1)
+    if not 0.0 < budget < math.inf:
+        raise InvalidRequestError(f"refresh.budget_seconds: {budget} is no number of seconds above 0")
+    cost = None if token_seconds is None else SweepCost(speed.pass_seconds, token_seconds)
+    return RefreshOrder(None, budget, cost)
 
 
 def generate_request(
@@ -240,6 +262,7 @@ def _served_part(part: ServedPart) -> worker_pb2.ServedPart:
         captured_tokens=part.captured_tokens,
         source=part.source,
         fetch_seconds=part.fetch_seconds,
+        refreshed_tokens=part.refreshed_tokens,
     )
 
 

@@ -8,6 +8,9 @@ from services.worker.engine.capture import check_body, pages_of
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import EngineContext
 from services.worker.engine.limits import EngineLimits
+from services.worker.engine.prompt_refresh import most_tokens, refresh_plan, refresh_served
+from services.worker.engine.refresh import Refreshed
+from services.worker.engine.refreshed_rows import attention_depth
 from services.worker.engine.requests import (
     CaptureSegment,
     GenerateRequest,
@@ -60,11 +63,14 @@ class ResolvedPrompt:
         return self.plan.pages_needed(context.pages.page_size) + captured + fetched
 
     def num_as_asked(self, request: GenerateRequest) -> int:
-        """Leading parts of which none that was to be reused is computed in place."""
+        """Leading parts of which none that was to be reused is computed in place, as a whole or block by block."""
         pairs = enumerate(zip(request.parts, self.served, strict=True))
-        live = Serving.LIVE
-        fallen = (index for index, (asked, done) in pairs if done.serving is live and asked.serving is not live)
-        return next(fallen, len(self.served))
+        return next((index for index, pair in pairs if not _is_as_asked(*pair)), len(self.served))
+
+    def refresh(self, refreshed: Refreshed) -> "ResolvedPrompt":
+        """With blocks of the plan's parts live."""
+        served = refresh_served(self.served[self.first_part :], self.plan, refreshed)
+        return replace(self, plan=refresh_plan(self.plan, refreshed), served=(*self.served[: self.first_part], *served))
 
     def compose(self, request: GenerateRequest, states: Mapping[bytes, SegmentState]) -> CombinePlan:
         """The plan with the states of what is captured and fetched, by key."""
@@ -99,12 +105,13 @@ def check_size(request: GenerateRequest, limits: EngineLimits, num_pages: int, p
 @dataclass(frozen=True, slots=True)
 class Refusals:
     """Why parts are computed in place that could be reused. captures: of all that are to be captured; fetches: of all that are
-    to be fetched; keys: of single states that failed to come.
+    to be fetched; keys: of single states that failed to come; refresh: whether one has failed, so that there is none.
     """
 
     captures: str = ""
     fetches: str = ""
     keys: Mapping[bytes, str] = field(default_factory=dict)
+    refresh: bool = False
 
     def of_fetch(self, key: bytes) -> str:
         """Why the state under a key is not fetched; empty where it may be."""
@@ -145,6 +152,8 @@ def resolve(
             served.append(_served(part, state, "last_part" if is_last else _why_missing(context, part, refusals)))
         parts.append(CombinePart(part.token_ids, state, keep=index in keep))
     plan = CombinePlan(prefix, tuple(parts), request.sampling.max_tokens)
+    if request.refresh is not None and not refusals.refresh and attention_depth(context):
+        plan = replace(plan, refresh_tokens=most_tokens(plan, request.refresh))
     return ResolvedPrompt(
         plan,
         tuple(served),
@@ -165,6 +174,11 @@ def resolve_live(request: GenerateRequest) -> ResolvedPrompt:
     parts = tuple(CombinePart(part.token_ids, keep=index in keep) for index, part in enumerate(request.parts))
     served = tuple(_served(part, None, NO_ROOM) for part in request.parts)
     return ResolvedPrompt(CombinePlan(None, parts, request.sampling.max_tokens), served, 0)
+
+
+def _is_as_asked(asked: PromptPart, done: ServedPart) -> bool:
+    is_fallen = done.serving is Serving.LIVE and asked.serving is not Serving.LIVE
+    return not is_fallen and not done.refreshed_tokens
 
 
 def _kept_parts(request: GenerateRequest) -> frozenset[int]:

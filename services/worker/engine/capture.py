@@ -16,7 +16,7 @@ from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError, pages_for
 from services.worker.engine.requests import CaptureEvent
 from services.worker.engine.states import PrefixState, SegmentState, page_rows
-from services.worker.engine.sweep import Sweep
+from services.worker.engine.sweep import ALL_LAYERS, Sweep
 from services.worker.mixers.batch import CaptureBatch, LinearCarry, LinearPlane, Mixer
 from services.worker.mixers.linear import LinearMixer
 from services.worker.ops.layout import PartWalk
@@ -133,6 +133,11 @@ class CaptureRows:
     def num_tokens(self) -> int:
         """See `Rows`."""
         return sum(len(run) for run in self._runs)
+
+    @property
+    def num_layers(self) -> int:
+        """See `Rows`."""
+        return ALL_LAYERS
 
     def start(self) -> None:
         """See `Rows`."""

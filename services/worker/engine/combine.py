@@ -13,7 +13,7 @@ from services.worker.engine.context import EngineContext
 from services.worker.engine.packed_prompts import PackedPrompts, PlacedPrompt, locate_bodies
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.states import PrefixState
-from services.worker.engine.sweep import Sweep
+from services.worker.engine.sweep import ALL_LAYERS, Sweep
 from services.worker.mixers.batch import CombineBatch, LinearSnapshot, Mixer
 from services.worker.ops.columns import send_columns
 from services.worker.ops.paged_attention import PageRow, PageTable
@@ -85,6 +85,12 @@ class CombinePass:
         yield from Sweep(self._context, [rows]).run()
         return rows.finish()[0]
 
+    def refresh(self, plan: CombinePlan) -> None:
+        """Go on with a plan in which blocks are refreshed, in what is reserved; nothing that has run counts any more."""
+        self.plan = plan
+        self.layout = CombineLayout(self._context, plan, self.prompt.owned)
+        self.prompt.table, self.prompt.spare = self.layout.table, self.layout.spare
+
     def load_slot(self) -> None:
         """The state slot begins with the prefix's state where there is one."""
         prefix, slot = self.plan.prefix, self.prompt.slot
@@ -148,6 +154,16 @@ class CombineRows:
         return self._num_tokens
 
     @property
+    def num_layers(self) -> int:
+        """See `Rows`."""
+        return ALL_LAYERS
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether a pass may be recorded for them and others like them."""
+        return True
+
+    @property
     def packed(self) -> PackedPrompts:
         """On the host."""
         if self._packed is None:
@@ -188,6 +204,6 @@ class CombineRows:
         logits = self._context.model.logits(self.hidden[self.last_rows])
         for request, one in enumerate(self._passes):
             runs = self.batch.walk.parts_of(request)
-            kept = [run for run in runs if run in self.batch.keep_after]
+            kept = [run for run in runs if self.packed.runs[run].keep]
             one.keep({run - runs.start: self.batch.kept.get(run, []) for run in kept})
         return logits

@@ -43,7 +43,7 @@ RECORDED_PASSES = 24
 def room_of(rows: CombineRows, of_channels: bool) -> WalkRoom:
     """What a pass is recorded with room for: few different rooms serve prompts of all sizes."""
     packed, tokens = rows.packed, rows.num_tokens
-    runs = [len(run.token_ids) for run, _ in packed.placed]
+    runs = [len(run.token_ids) for run in packed.runs]
     chunk_tokens = walk_chunk_tokens(runs, of_channels)
     return WalkRoom(
         tokens=_up(tokens, 64 if tokens <= 1024 else 256),
@@ -137,7 +137,7 @@ class _Fixed:
             )
         )  # fmt: skip
         self._is_fresh.copy_(self._is_fresh_column)
-        stored = [part.state is not None for _, part in packed.placed]
+        stored = [run.state is not None for run in packed.runs]
         for walk in self._walks:
             walk.refill(packed.walk, stored, sorted(packed.keep_after))
         rows.batch = packed.batch(

@@ -1,24 +1,29 @@
 """The line of admitted prompts: gives what waits to the sweeps over the layers, and hands on what is combined."""
 
+import logging
 import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
 
 import torch
 
-from services.worker.engine.admission import NOTHING_REFUSED, Refusals, ResolvedPrompt
+from services.worker.engine.admission import CAPTURE_FAILED, NOTHING_REFUSED, Refusals, ResolvedPrompt
 from services.worker.engine.capture import CaptureProgress
 from services.worker.engine.combine import CombinePass, CombineRows, Prompt
 from services.worker.engine.context import EngineContext
 from services.worker.engine.ordered_captures import OrderedCaptures
+from services.worker.engine.prompt_refresh import choose, question_tokens, refresh_plan
+from services.worker.engine.refreshed_rows import AttendingRows, RefreshedRows
 from services.worker.engine.requests import EngineError, FailedEvent, GenerateRequest
 from services.worker.engine.sweep import ALL_LAYERS, Rows
 from services.worker.engine.transfer import IncomingState
 
 __all__ = ["AdmittedPrompt", "CombineQueue", "count_joined"]
+
+_log = logging.getLogger(__name__)
 
 
 def count_joined(live_tokens: Sequence[int], limit: int) -> int:
@@ -31,7 +36,8 @@ class AdmittedPrompt:
     """A request with everything that it needs to capture and combine. since: when it was submitted.
 
     arriving: states that it uses and that are on their way; blocked: seconds for which its sweep waited for each layer of theirs;
-    is_cancelled: nobody wants it any more, and its rows have still to end; runs_alone: a sweep failed that it shared.
+    is_cancelled: nobody wants it any more, and its rows have still to end; runs_alone: a sweep failed that it shared, or it
+    refreshes blocks; refreshes: blocks, if its choice finds any; chooses: which, it has yet to find out.
     """
 
     request: GenerateRequest
@@ -45,11 +51,34 @@ class AdmittedPrompt:
     admitted_at: float = field(default_factory=time.monotonic)
     is_cancelled: bool = False
     runs_alone: bool = False
+    refreshes: bool = field(init=False)
+    chooses: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.refreshes = self.chooses = self.resolved.plan.refresh_tokens > 0
+
+    @property
+    def runs_ahead(self) -> bool:
+        """The next chunk of its captures runs ahead of it: of several, or where it has to look at what is captured first."""
+        return self.captures.runs_ahead or (self.chooses and bool(self.captures.keys))
+
+    def refresh(self, attention: torch.Tensor) -> None:
+        """Take the blocks to be refreshed, by how much of the question's attention falls on every token."""
+        order, elapsed = self.request.refresh, time.monotonic() - self.admitted_at
+        self.chooses = False
+        if order is None:
+            return
+        plan = self.combine.plan
+        refreshed = choose(plan, order, attention.tolist(), elapsed)
+        self.resolved = self.resolved.refresh(refreshed)
+        if any(refreshed.blocks) or refreshed.whole:
+            self.combine.refresh(refresh_plan(plan, refreshed))
+            self.runs_alone = True
 
     @property
     def num_rows(self) -> int:
         """Tokens that it brings to a sweep in which it is combined."""
-        return self.resolved.plan.num_live + self.captures.next_tokens
+        return self.combine.plan.num_live + self.captures.next_tokens
 
     @property
     def blocked_seconds(self) -> float:
@@ -69,7 +98,7 @@ class CombineQueue:
     and leave there what the prompt composes. Chunks before that run ahead of it, in sweeps of their own.
 
     See `Line`. `start` gets the prompts that a sweep has combined, and their last logits `[B, vocabulary]`; `readmit` one
-    that has given up its captures in a sweep that failed, with all that it held.
+    that has given up its captures or its refresh in a sweep that failed, with all that it held, and what it is refused now.
     """
 
     def __init__(
@@ -77,7 +106,7 @@ class CombineQueue:
         context: EngineContext,
         sweep_tokens: int,
         start: Callable[[Sequence[AdmittedPrompt], torch.Tensor], None],
-        readmit: Callable[[AdmittedPrompt], None],
+        readmit: Callable[[AdmittedPrompt, Refusals], None],
     ) -> None:
         self._context = context
         self._sweep_tokens = sweep_tokens
@@ -147,7 +176,7 @@ class CombineQueue:
     @property
     def room(self) -> int:
         """Tokens that others may bring to the running sweep."""
-        if self._rows is None or any(one.runs_alone for one in self._swept):
+        if self._rows is None or any(one.runs_alone or one.chooses for one in self._swept):
             return 0
         return max(0, self._sweep_tokens - self._rows.num_tokens)
 
@@ -168,23 +197,37 @@ class CombineQueue:
 
     def take(self) -> Sequence[Rows]:
         """See `Line`."""
-        if self._waiting[0].captures.runs_ahead:
+        if self._waiting[0].runs_ahead:
             self._swept = [self._waiting.popleft()]
             return self._swept[0].captures.take_chunk()
-        joinable = list(takewhile(lambda one: not (one.runs_alone or one.captures.runs_ahead), self._waiting))
+        if self._waiting[0].chooses or self._waiting[0].combine.layout.sides:
+            return self._take_refreshing(self._waiting.popleft())
+        joinable = list(takewhile(lambda one: not (one.runs_alone or one.chooses or one.runs_ahead), self._waiting))
         count = count_joined([one.num_rows for one in joinable], self._sweep_tokens)
         self._swept = [self._waiting.popleft() for _ in range(count)]
         self._rows = CombineRows(self._context, [one.combine for one in self._swept])
         return [*(rows for one in self._swept for rows in one.captures.take_chunk()), self._rows]
+
+    def _take_refreshing(self, one: AdmittedPrompt) -> Sequence[Rows]:
+        self._swept = [one]
+        asked = question_tokens(one.combine.plan) if one.chooses else 0
+        self._rows = (
+            AttendingRows(self._context, one.combine, asked)
+            if one.chooses
+            else RefreshedRows(self._context, one.combine)
+        )
+        return [self._rows]
 
     def finish(self) -> None:
         """See `Line`."""
         rows = self._rows
         wanted = [one for one in self._swept if not one.is_cancelled]
         try:
-            logits = None if rows is None else rows.finish()
+            logits = None if rows is None or isinstance(rows, AttendingRows) else rows.finish()
             for one in wanted:
                 one.captures.finish_chunk()
+                if isinstance(rows, AttendingRows):
+                    one.refresh(rows.attention)
         except Exception as error:
             if self._context.is_split:
                 raise
@@ -208,13 +251,18 @@ class CombineQueue:
             self._give_up_captures(one, "a sweep failed that it shared")
 
     def fail(self, error: Exception) -> None:
-        """See `Line`; one that captures is served without."""
+        """See `Line`; one that captures, or refreshes, is served without."""
         if len(self._swept) > 1:
             self.retry()
             return
         for one in self._end():
             if one.captures.keys:
                 self._give_up_captures(one, f"capture failed: {error}")
+            elif one.refreshes:
+                _log.error("a refresh failed; its prompt is served without", exc_info=error)
+                one.release()
+                # What it had captured is told already.
+                self._readmit(one, replace(one.refusals, captures=CAPTURE_FAILED, refresh=True))
             else:
                 one.release()
                 one.request.sink(FailedEvent(EngineError(f"combine failed: {error}")))
@@ -227,7 +275,7 @@ class CombineQueue:
         if one.captures.keys:
             one.captures.fail(reason)
             one.release()
-            self._readmit(one)
+            self._readmit(one, replace(one.refusals, captures=CAPTURE_FAILED))
 
     def _end(self) -> list[AdmittedPrompt]:
         """No rows run any more. Returns the prompts that nobody has cancelled; the others are freed."""

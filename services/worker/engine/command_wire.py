@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from services.worker.engine.commands import Cancel, Command, Drop, Submit, SubmitCapture
+from services.worker.engine.refresh import RefreshOrder, SweepCost
 from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
@@ -54,6 +55,7 @@ def _take_apart(command: Command) -> tuple[dict[str, Any], Sequence[Sequence[int
                 "sampling": sampling,
                 "prefix": request.prefix_key.hex(),
                 "priority": request.priority,
+                "refresh": None if request.refresh is None else asdict(request.refresh),
                 "snapshots": [[order.key.hex(), order.after_part] for order in request.snapshots],
             }
             return head, [part.token_ids for part in request.parts]
@@ -86,6 +88,7 @@ def _put_together(head: dict[str, Any], runs: Iterator[tuple[int, ...]]) -> Comm
                 prefix_key=bytes.fromhex(head["prefix"]),
                 snapshots=tuple(SnapshotOrder(bytes.fromhex(key), after) for key, after in head["snapshots"]),
                 priority=head["priority"],
+                refresh=_refresh(head["refresh"]),
             )
             return Submit(request)
         case "capture":
@@ -98,6 +101,12 @@ def _put_together(head: dict[str, Any], runs: Iterator[tuple[int, ...]]) -> Comm
         case "drop":
             return Drop(tuple(bytes.fromhex(key) for key in head["keys"]))
     raise ValueError(f"{head['kind']} is no command")
+
+
+def _refresh(said: dict[str, Any] | None) -> RefreshOrder | None:
+    if said is None:
+        return None
+    return RefreshOrder(**{**said, "cost": None if said["cost"] is None else SweepCost(**said["cost"])})
 
 
 def _cut(tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:

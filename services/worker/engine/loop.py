@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from services.worker.engine.admission import (
-    CAPTURE_FAILED,
     NO_ROOM,
     NOTHING_REFUSED,
     Refusals,
@@ -35,6 +34,7 @@ from services.worker.engine.requests import (
     FetchEvent,
     GenerateRequest,
     HeldEvent,
+    NotServedError,
     PrefilledEvent,
     StoredSnapshot,
 )
@@ -62,7 +62,8 @@ class Engine:
 
     `step` does a bounded piece of work: admit; one decode step; as many layers of waiting passes as the token budget allows.
     Not safe for threads: every call comes from the thread that owns the device. Nothing that a step does depends on a clock
-    or on chance, save for what a sampler of `create_sampler` draws: ranks of a group run alike.
+    or on chance, save for what a sampler of `create_sampler` draws and for refreshes, which ranks of a group have none of: they
+    run alike.
     """
 
     def __init__(
@@ -122,8 +123,13 @@ class Engine:
 
         Raises:
             PromptTooLargeError: it can never be served.
+            NotServedError: it asks for a refresh, and ranks share the model.
             EngineFullError: the line is full.
         """
+        if request.refresh is not None and self.context.is_split:
+            raise NotServedError(
+                "refresh: not served by a model split over ranks (HYPIC_WORKER_TENSOR_PARALLEL above 1); send refresh 0"
+            )
         pages = self.context.pages
         check_size(request, self.limits, pages.num_pages - self._captures.num_prime_pages, pages.page_size)
         if len(self._waiting) >= self.limits.max_waiting:
@@ -174,7 +180,7 @@ class Engine:
     def fail_arrival(self, key: bytes, incoming: IncomingState, reason: str) -> None:
         """It will not come, and nothing writes into its room any more: prompts that use it compute the part in its place."""
         for prompt in reversed(self._prefill.withdraw(incoming)):
-            self._readmit_as(prompt, prompt.refusals)
+            self._readmit(prompt, prompt.refusals)
         for waiting in self._waiting:
             if incoming in waiting.arriving:
                 keys = {**waiting.refusals.keys, key: reason}
@@ -275,11 +281,8 @@ class Engine:
         arriving = (*resolved.arriving, *room.incoming.values())
         return AdmittedPrompt(request, waiting.since, resolved, room.combine, room.captures, arriving, waiting.refusals)
 
-    def _readmit(self, prompt: AdmittedPrompt) -> None:
-        """It goes first, without its captures."""
-        self._readmit_as(prompt, replace(prompt.refusals, captures=CAPTURE_FAILED))
-
-    def _readmit_as(self, prompt: AdmittedPrompt, refusals: Refusals) -> None:
+    def _readmit(self, prompt: AdmittedPrompt, refusals: Refusals) -> None:
+        """It goes first."""
         self._waiting.appendleft(_Waiting(prompt.request, prompt.since, refusals, prompt.arriving))
 
     def _tell_stored(self, prompt: AdmittedPrompt) -> None:

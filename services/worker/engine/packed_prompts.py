@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.worker.engine.combine_plan import CombineLayout, CombinePart, CombinePlan, Run
+from services.worker.engine.combine_plan import CombineLayout, CombinePlan, Run
 from services.worker.engine.context import EngineContext
 from services.worker.engine.states import SegmentState
 from services.worker.mixers.batch import CombineBatch
@@ -34,7 +34,7 @@ class PackedPrompts:
     """What the layers need of packed prompts, as numbers on the host.
 
     token_ids, positions, write_slots `[N]`; slots, is_fresh, last_rows `[B]`: state slots, whether nothing stands in them yet,
-    and the row of every last token; placed: every run with the part at its end.
+    and the row of every last token.
     """
 
     walk: PartWalk
@@ -45,36 +45,36 @@ class PackedPrompts:
     is_fresh: Sequence[bool]
     last_rows: Sequence[int]
     tables: Sequence[PageTable]
-    placed: Sequence[tuple[Run, CombinePart]]
+    runs: Sequence[Run]
 
     @classmethod
     def of(cls, prompts: Sequence[PlacedPrompt]) -> "PackedPrompts":
         """In order."""
         layouts = [one.layout for one in prompts]
-        placed = [(run, one.plan.parts[run.part]) for one in prompts for run in one.layout.runs]
-        cu_runs = (0, *accumulate(len(run.token_ids) for run, _ in placed))
+        runs = [run for layout in layouts for run in layout.runs]
+        cu_runs = (0, *accumulate(len(run.token_ids) for run in runs))
         cu_parts = (0, *accumulate(len(layout.runs) for layout in layouts))
         return cls(
             walk=PartWalk(cu_runs, cu_parts),
-            token_ids=[token for run, _ in placed for token in run.token_ids],
+            token_ids=[token for layout in layouts for token in layout.token_ids],
             positions=[position for layout in layouts for position in layout.positions],
             write_slots=[slot for layout in layouts for slot in layout.write_slots],
             slots=[one.slot for one in prompts],
             is_fresh=[one.plan.prefix is None for one in prompts],
             last_rows=[cu_runs[part] - 1 for part in cu_parts[1:]],
             tables=[layout.table for layout in layouts],
-            placed=placed,
+            runs=runs,
         )
 
     @property
     def keep_after(self) -> frozenset[int]:
-        """Runs behind which a snapshot is wanted."""
-        return frozenset(index for index, (_, part) in enumerate(self.placed) if part.keep)
+        """Runs behind which the state is wanted."""
+        return frozenset(index for index, run in enumerate(self.runs) if run.keep or run.is_head)
 
     @property
     def states(self) -> list[SegmentState]:
         """Of stored bodies, in order."""
-        return [part.state for _, part in self.placed if part.state is not None]
+        return [run.state for run in self.runs if run.state is not None]
 
     def queries(self, positions: torch.Tensor) -> PagedQueries:
         """Over positions on the device."""
@@ -95,8 +95,8 @@ class PackedPrompts:
             queries=queries,
             write_slots=write_slots,
             slots=slots,
-            planes=[None if part.state is None else part.state.planes for _, part in self.placed],
-            body_positions=[run.first + len(run.token_ids) for run, _ in self.placed],
+            planes=[None if run.state is None else run.state.planes for run in self.runs],
+            body_positions=[run.first + len(run.token_ids) for run in self.runs],
             keep_after=self.keep_after,
             addresses=addresses,
             is_fresh=is_fresh,

@@ -217,7 +217,7 @@ class Prefill:
         """Prompts alone are replayed where they can be recorded."""
         first = rows[0]
         if is_present and self._graphs is not None and len(rows) == 1 and isinstance(first, CombineRows):
-            return self._graphs.run(first)
+            return self._graphs.run(first) if first.is_recordable else sweep.run()
         return sweep.run()
 
     def _take(self, line: Line) -> list[_Member]:

@@ -7,6 +7,7 @@ from itertools import chain
 
 from services.worker.engine.grammar import TokenGrammar
 from services.worker.engine.logprobs import TokenLogprobs
+from services.worker.engine.refresh import RefreshOrder
 from services.worker.engine.sampling import SamplingOptions
 from services.worker.engine.transfer import IncomingState
 from services.worker.errors import WorkerError
@@ -24,6 +25,7 @@ __all__ = [
     "GenerateEvent",
     "GenerateRequest",
     "HeldEvent",
+    "NotServedError",
     "PrefilledEvent",
     "PromptPart",
     "PromptTooLargeError",
@@ -45,6 +47,10 @@ class EngineFullError(EngineError):
 
 class PromptTooLargeError(EngineError):
     """The prompt can never be served; the message names the limit."""
+
+
+class NotServedError(EngineError):
+    """This engine does not do what is asked; the message says what would."""
 
 
 class Serving(StrEnum):
@@ -82,6 +88,7 @@ class SnapshotOrder:
 class ServedPart:
     """What became of a part. reason: why a part that was to be reused was computed; tier: where its state lay.
 
+    refreshed_tokens: live ones of a body whose state was used for the others, or left aside where no others are.
     captured_tokens: of a body whose state this request has computed; live, reused and captured tokens are the whole part.
     source, fetch_seconds: the worker from which the state was fetched for it, and how long that took.
     """
@@ -94,6 +101,7 @@ class ServedPart:
     captured_tokens: int = 0
     source: str = ""
     fetch_seconds: float = 0.0
+    refreshed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +193,8 @@ class GenerateRequest:
 
     One `CaptureEvent` a segment that a part orders to capture comes ahead of the `PrefilledEvent`, and a `FetchEvent` for every
     state that is to be brought from elsewhere. grammar: what the reply is held to, where the sampler draws itself. is_held:
-    nothing is decoded; the decode state waits until it has been read, or the request is cancelled.
+    nothing is decoded; the decode state waits until it has been read, or the request is cancelled. refresh: which
+    blocks of stored bodies are recomputed in place, none without.
     """
 
     request_id: str
@@ -197,6 +206,7 @@ class GenerateRequest:
     grammar: TokenGrammar | None = None
     priority: int = 0
     is_held: bool = False
+    refresh: RefreshOrder | None = None
 
     @property
     def prompt_ids(self) -> Iterator[int]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from services.worker.engine.pages import NoRoomError, PageAllocator
+from services.worker.engine.pages import NoRoomError, PageAllocator, pages_for
 from services.worker.mixers.batch import LinearPlane, LinearSnapshot
 from services.worker.ops.paged_attention import PageRow, PageRun
 
@@ -56,6 +56,18 @@ class SegmentState:
     def rows(self, start: int) -> PageRun:
         """The body's page-table rows when the segment begins at true position `start`."""
         return PageRun(self.pages, start, start + self.seam_window, self.body_tokens)
+
+    def rows_of(self, start: int, places: range, page_size: int) -> Iterator[PageRow | PageRun]:
+        """Those of some places of the body alone: the rest of the page in which they begin, then whole pages."""
+        begin, stop = places.start - self.seam_window, places.stop - self.seam_window
+        offset = begin % page_size
+        if offset and begin < stop:
+            count = min(page_size - offset, stop - begin)
+            yield PageRow(self.pages[begin // page_size], start, start + places.start, count, offset)
+            begin += count
+        if begin < stop:
+            pages = self.pages[begin // page_size : pages_for(stop, page_size)]
+            yield PageRun(pages, start, start + self.seam_window + begin, stop - begin)
 
 
 @dataclass(frozen=True, slots=True)

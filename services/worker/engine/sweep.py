@@ -25,6 +25,11 @@ class Rows(Protocol):
         """N."""
         ...
 
+    @property
+    def num_layers(self) -> int:
+        """How many layers they are to run through; rows of one sweep have the same number."""
+        ...
+
     def start(self) -> None:
         """Embed the tokens, and set up what the mixers read and write."""
         ...
@@ -71,7 +76,8 @@ class Sweep:
         """Yields after every layer."""
         for rows in self._rows:
             rows.start()
-        for layer in self._context.model.layers:
+        depth = min((rows.num_layers for rows in self._rows), default=ALL_LAYERS)
+        for layer in self._context.model.layers[:depth]:
             for joined in self._products():
                 run_layer(layer, joined)
             yield

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypic.v1 import worker_pb2
 
+from services.router.settings import RouterSettings
 from tests.router_stack import RouterStack, wait_until
 from tests.stub_worker import MODEL_NAME, SEAM_WINDOW
 
@@ -26,7 +27,7 @@ def stack(request: pytest.FixtureRequest) -> Iterator[RouterStack]:
 
 
 def ask(
-    stack: RouterStack, documents: list[dict[str, str]], question: str = "What?", salt: str = "", **options: str
+    stack: RouterStack, documents: list[dict[str, str]], question: str = "What?", salt: str = "", **options: object
 ) -> Json:
     body = {
         "model": MODEL_NAME,
@@ -124,6 +125,52 @@ def test_cold_live_answers_first_and_captures_behind(stack: RouterStack) -> None
     wait_until(lambda: not stack.cache.leases)
     assert [capture.background for capture in stack.worker.captures] == [True]
     assert [served for _, served, _ in documents_of(ask(stack, [FIRST], cold="live"))] == ["hit"]
+
+
+def test_cold_auto_does_what_it_says_and_says_why(stack: RouterStack) -> None:
+    reply = ask(stack, [FIRST], cold="auto")
+    choice = reply["hypic"]["cold_choice"]
+    assert reply["hypic"]["cold"] == "auto"
+    assert (choice["chosen"] == "live") == (choice["live_seconds"] <= choice["parallel_seconds"])
+    assert choice["reason"] == f"{choice['chosen']}_costs_less"
+    served = "live" if choice["chosen"] == "live" else "cold"
+    assert documents_of(reply) == [("cold", served, "first_use")]
+    wait_until(lambda: not stack.cache.leases)
+    warm = ask(stack, [FIRST], cold="auto")
+    assert documents_of(warm) == [("hit", "hit", None)]
+    assert warm["hypic"]["cold_choice"] is None
+
+
+def test_a_refresh_is_ordered_told_and_counted(stack: RouterStack) -> None:
+    ask(stack, [FIRST, SECOND])
+    reply = ask(stack, [FIRST, SECOND], refresh=1)
+    assert stack.worker.requests[-1].refresh.blocks == 1
+    parts = [part for part in reply["hypic"]["parts"] if part["document_id"]]
+    assert [(part["served"], part["refreshed_tokens"], part["reason"]) for part in parts] == [
+        ("hit", 16, "refreshed")
+    ] * 2
+    assert [part["live_tokens"] for part in parts] == [SEAM_WINDOW + 16] * 2
+    assert (reply["hypic"]["refresh"], reply["hypic"]["ttft_budget_seconds"]) == (1, None)
+    assert "hypic_refreshed_tokens_total 32.0" in stack.http.get("/metrics").text
+    auto = ask(stack, [FIRST, SECOND], refresh="auto", ttft_budget_seconds=0.25)
+    assert stack.worker.requests[-1].refresh.budget_seconds == 0.25
+    assert (auto["hypic"]["refresh"], auto["hypic"]["ttft_budget_seconds"]) == ("auto", 0.25)
+    ask(stack, [FIRST], refresh=0)
+    assert not stack.worker.requests[-1].HasField("refresh")
+
+
+def test_the_deployment_refreshes_where_a_request_does_not_say() -> None:
+    with RouterStack(RouterSettings(refresh="auto", ttft_budget_seconds=0.5)) as stack:
+        ask(stack, [FIRST])
+        assert stack.worker.requests[-1].refresh.budget_seconds == 0.5
+        ask(stack, [FIRST], refresh=3)
+        assert stack.worker.requests[-1].refresh.blocks == 3
+
+
+def test_the_deployment_says_what_becomes_of_cold_segments() -> None:
+    with RouterStack(RouterSettings(cold="live")) as stack:
+        assert documents_of(ask(stack, [FIRST])) == [("cold", "live", "first_use")]
+        assert documents_of(ask(stack, [SECOND], cold="parallel")) == [("cold", "cold", "first_use")]
 
 
 def test_a_cache_that_is_down_costs_reuse_and_nothing_else(stack: RouterStack) -> None:

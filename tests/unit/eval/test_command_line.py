@@ -54,12 +54,13 @@ def test_an_output_that_cannot_be_written(command: str, tmp_path: Path) -> None:
     assert f"--out {out}: cannot be written" in _fault(command, "--out", out, "--workers", 1)
 
 
+@pytest.mark.parametrize("command", ["report", "budget"])
 @pytest.mark.parametrize("content", [None, b"text", gzip.compress(b"{}"), gzip.compress(b"[1]")[:-4]])
-def test_a_record_that_is_none(content: bytes | None, tmp_path: Path) -> None:
+def test_a_record_that_is_none(command: str, content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "record.json.gz"
     if content is not None:
         path.write_bytes(content)
-    assert f"{path}: not readable as a record" in _fault("report", path)
+    assert f"{path}: not readable as a record" in _fault(command, path)
 
 
 def test_questions_without_an_answer_in_a_passage(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The evaluation's batches give what the engine's own passes give, and each ablation is what the design says."""
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,8 +11,9 @@ import torch
 from eval.batch import PromptBatch
 from eval.capture import CapturedSegment, CapturePlan, PrimeState, capture_segments
 from eval.encodings import COMPACT
-from eval.layout import Layout, Refreshed, lay_out
+from eval.layout import Layout, lay_out
 from eval.prompts import EvalPrompt, EvidenceTokens
+from eval.refresh import choose_blocks
 from eval.rig import PAGE_TOKENS, Rig
 from eval.settings import Mode, Prime, Refresh, Selection, Setting
 from services.blob.encodings import EXACT, StateEncoding
@@ -19,8 +21,15 @@ from services.worker.engine.capture import CapturePass, capture_prime
 from services.worker.engine.combine import CombinePass
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile, EngineContext
+from services.worker.engine.prompt_refresh import choose, question_tokens, refresh_plan
+from services.worker.engine.question import question_attention
+from services.worker.engine.refresh import Refreshed, RefreshOrder
+from services.worker.engine.refreshed_rows import AttendingRows, RefreshedRows
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import SegmentState
+from services.worker.engine.sweep import Sweep
+from services.worker.mixers.batch import CombineBatch, Mixer
+from services.worker.mixers.paged_attention import PagedAttention
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.registry import load_checkpoint
 from tests.families import llama
@@ -190,6 +199,73 @@ def test_refresh_of_every_block_differs_from_recompute_only_by_the_state_that_fo
     PromptBatch(rig, [plain]).combine()
     expected = _keys(rig, plain, range(len(PROMPT.opening), len(PROMPT.opening) + LENGTHS[0]))
     assert _error(found, expected) < TOLERANCE
+
+
+def _engine_refresh(
+    checkpoint: Path, blocks: Sequence[Sequence[range]] | None
+) -> tuple[torch.Tensor, tuple[tuple[range, ...], ...], torch.Tensor]:
+    """The engine's logits with these blocks, or with the four that it chooses; with the blocks, and the attention."""
+    memory = DeviceMemory(torch.device("cpu"), torch.float32, 200, 16, 4)
+    model = load_checkpoint(checkpoint, memory)
+    context = EngineContext.create(model, memory, CaptureProfile(WINDOW, PRIME), 1 << 30)
+    with torch.inference_mode():
+        states = _finish(CapturePass(context, PROMPT.documents, capture_prime(context)).run())
+        documents = [CombinePart(ids, state) for ids, state in zip(PROMPT.documents, states, strict=True)]
+        parts = (CombinePart(PROMPT.opening), *documents, CombinePart(PROMPT.closing))
+        one = CombinePass(context, CombinePlan(None, parts, 4, refresh_tokens=sum(LENGTHS)))
+        attending = AttendingRows(context, one, question_tokens(one.plan))
+        _finish(Sweep(context, [attending]).run())
+        chosen = choose(one.plan, RefreshOrder(4), attending.attention.tolist(), 0.0)
+        if blocks is not None:
+            chosen = Refreshed(((), *(tuple(own) for own in blocks), ()))
+        one.refresh(refresh_plan(one.plan, chosen))
+        rows = RefreshedRows(context, one)
+        _finish(Sweep(context, [rows]).run())
+        return rows.finish()[0], chosen.blocks[1:-1], attending.attention
+
+
+BLOCKS: Sequence[Sequence[Sequence[range]]] = (
+    [[range(24, 40)], [], []],
+    [[], [range(SEAM, 24), range(40, 56)], [range(72, 97)]],
+    [[range(16, 24), range(32, 40)], [range(48, 63)], [range(SEAM, 16)]],
+)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_refreshed_blocks_give_the_engines_logits(
+    rig: Rig, checkpoint: Path, segments: list[CapturedSegment], blocks: Sequence[Sequence[range]]
+) -> None:
+    expected, *_ = _engine_refresh(checkpoint, blocks)
+    found = PromptBatch(rig, [_refresh_layout(rig, segments, blocks, replay=8)]).combine()[0]
+    assert _error(found, expected) < 1e-4
+    plain = PromptBatch(rig, [_refresh_layout(rig, segments, [[], [], []], replay=8)]).combine()[0]
+    bare = PromptBatch(rig, [_refresh_layout(rig, segments, blocks, replay=0)]).combine()[0]
+    assert min(_error(plain, expected), _error(bare, expected)) > 1e-3
+
+
+def test_both_choose_the_same_blocks(rig: Rig, checkpoint: Path, segments: list[CapturedSegment]) -> None:
+    _, blocks, attention = _engine_refresh(checkpoint, None)
+    refresh = Refresh(Selection.FIRST_LAYER, 0.0, 16, 8)
+    found: list[torch.Tensor] = []
+
+    def watch(mixer: Mixer, normed: torch.Tensor, batch: CombineBatch) -> None:
+        if isinstance(mixer, PagedAttention):
+            found.extend(question_attention(mixer, normed, batch, [len(PROMPT.closing)]))
+
+    plain = lay_out(rig, PROMPT, Setting(Mode.COMPOSE, Prime.START, WINDOW), segments, None, reserve=8)
+    kinds = [isinstance(layer.mixer, PagedAttention) for layer in rig.model.layers]
+    PromptBatch(rig, [plain]).combine(kinds.index(True) + 1, watch)
+    assert _error(found[0], attention) < 1e-4
+    starts = [len(PROMPT.opening) + sum(LENGTHS[:index]) for index in range(len(LENGTHS))]
+    scores = [found[0][start : start + length].tolist() for start, length in zip(starts, LENGTHS, strict=True)]
+    counts = []
+    for share in range(1, 101):
+        setting = Setting(Mode.COMPOSE, Prime.START, WINDOW, refresh=replace(refresh, live_share=share / 100))
+        chosen = choose_blocks(PROMPT, setting, segments, [scores], seed=0)
+        counts.append(sum(-(-len(own) // 16) for document in chosen.blocks for own in document))
+        if chosen.blocks == blocks:
+            return
+    raise AssertionError(f"{blocks} is none of the choices, of {sorted(set(counts))} blocks")
 
 
 def test_a_block_from_a_decayed_state_is_close_and_replay_brings_it_closer(

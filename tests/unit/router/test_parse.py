@@ -13,6 +13,7 @@ from services.router.domain.request import (
     GrammarKind,
     Namespace,
     PromptError,
+    Refresh,
     Reuse,
     Role,
     Sampling,
@@ -84,7 +85,7 @@ def test_marked_text_and_one_id_for_equal_documents() -> None:
 def test_options_and_their_defaults() -> None:
     plain = PARSER.parse_chat(BASE, CALLER).request
     assert plain.sampling == Sampling(1.0, 1.0, 0, None, None)
-    assert (plain.options.reuse, plain.options.cold, plain.options.explain) == (Reuse.COMPOSE, Cold.PARALLEL, False)
+    assert (plain.options.reuse, plain.options.cold, plain.options.explain) == (Reuse.COMPOSE, None, False)
     assert plain.namespace == Namespace("tenant", "")
     full = BASE | {
         "temperature": 0, "top_p": 0.5, "top_k": -1, "seed": -1, "max_tokens": 5, "max_completion_tokens": 7,
@@ -99,6 +100,13 @@ def test_options_and_their_defaults() -> None:
     assert (parsed.request.options.reuse, parsed.request.options.cold) == (Reuse.EXACT, Cold.LIVE)
     assert parsed.is_stream
     assert parsed.ignored_fields == ()
+
+
+def test_refresh_and_its_budget() -> None:
+    asked = [{"refresh": 4}, {"refresh": "auto", "ttft_budget_seconds": 0.5}, {}]
+    options = [PARSER.parse_chat(BASE | {"hypic": each}, CALLER).request.options for each in asked]
+    assert [each.refresh for each in options] == [Refresh(4), Refresh(None), None]
+    assert [each.ttft_budget_seconds for each in options] == [None, 0.5, None]
 
 
 def test_the_separator_of_completions() -> None:

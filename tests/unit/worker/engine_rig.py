@@ -8,6 +8,7 @@ import torch
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
+from services.worker.engine.refresh import RefreshOrder
 from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
@@ -44,6 +45,11 @@ class Heard:
     def tokens(self) -> list[int]:
         """Generated tokens."""
         return [event.token_id for event in self.events if isinstance(event, TokenEvent)]
+
+    @property
+    def logprobs(self) -> list[dict[int, float]]:
+        """The likeliest tokens with theirs, step by step."""
+        return [dict(event.logprobs.top) for event in self.events if isinstance(event, TokenEvent) and event.logprobs]
 
     @property
     def prefilled(self) -> PrefilledEvent:
@@ -143,12 +149,13 @@ class EngineRig:
         max_tokens: int = 4,
         prefix_key: bytes = b"",
         snapshots: tuple[SnapshotOrder, ...] = (),
+        refresh: RefreshOrder | None = None,
     ) -> Heard:
-        """Put a greedy request in the line."""
+        """Put a greedy request in the line, which is told log probabilities."""
         heard = Heard()
-        self.engine.submit(
-            GenerateRequest(name, parts, SamplingOptions(max_tokens), heard.events.append, prefix_key, snapshots)
-        )
+        sampling = SamplingOptions(max_tokens, logprobs=20)
+        request = GenerateRequest(name, parts, sampling, heard.events.append, prefix_key, snapshots, refresh=refresh)
+        self.engine.submit(request)
         return heard
 
     def submit_capture(self, name: str, *segments: CaptureSegment, background: bool = False) -> list[CaptureEvent]:
