@@ -27,5 +27,5 @@ def test_an_empty_path_is_none(monkeypatch: pytest.MonkeyPatch, service: type[Se
 
 def test_a_path_that_is_needed_may_not_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPIC_WORKER_CHECKPOINT", "")
-    with pytest.raises(SettingsError, match="HYPIC_WORKER_CHECKPOINT: .*is empty; give a path"):
+    with pytest.raises(SettingsError, match=r"HYPIC_WORKER_CHECKPOINT: .*is empty; give a path"):
         WorkerSettings.from_environment()
