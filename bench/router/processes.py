@@ -17,6 +17,8 @@ __all__ = ["RunningRouter", "resident_bytes", "serve_router"]
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
+# Holds the documents with room to spare, and is full of questions soon: what memory grows by afterwards is something else.
+_MEMO_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ def serve_router() -> Iterator[RunningRouter]:
             "HYPIC_ROUTER_WORKERS": f"127.0.0.1:{worker_port}",
             "HYPIC_ROUTER_CACHE_ADDRESS": f"127.0.0.1:{cache_port}",
             "HYPIC_ROUTER_LOG_LEVEL": "warning",
+            "HYPIC_ROUTER_TOKENIZER_MEMO_BYTES": str(_MEMO_BYTES),
         }
         with _started([sys.executable, "-m", "services.cli.main", "router"], environment | variables) as router:
             _await_ready(port)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NoReturn, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.common.tls import Identity, TlsFiles, check_files
@@ -47,6 +47,15 @@ class ServiceSettings(BaseSettings):
     tls_ca_file: Path | None = Field(
         default=None, description="PEM certificate of the authority that has signed every service's certificate"
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_empty_path(cls, value: object, info: ValidationInfo) -> object:
+        """An empty variable is a path that is not given, and never the working directory."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if value == "" and kind is Path:
+            raise ValueError("is empty; give a path")
+        return None if value == "" and kind == Path | None else value
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:

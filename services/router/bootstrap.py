@@ -25,6 +25,7 @@ from services.router.adapters.beside import serve_beside
 from services.router.adapters.clients import GrpcDirectory
 from services.router.adapters.discovery import find_named, find_registered, keep_finding
 from services.router.adapters.document_client import GrpcDocuments
+from services.router.adapters.gathered_writes import GatheringProtocol
 from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app, create_operations_app
 from services.router.adapters.http_admin import AdminSurface
 from services.router.adapters.http_console import ConsoleSurface
@@ -93,6 +94,7 @@ def create_server(settings: RouterSettings) -> RouterServer:
     draining = Draining()
     config = uvicorn.Config(
         create_app(settings, draining),
+        http=GatheringProtocol,
         log_config=None,
         access_log=False,
         # Nothing here looks at a client's address, least of all at one that a header claims.

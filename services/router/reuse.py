@@ -100,6 +100,8 @@ class ReuseSession:
         self._schedule: Schedule | None = None
         self._cold = subject.options.cold or services.policy.cold
         self._cold_choice: ColdChoice | None = None
+        # Those among whom the schedule has chosen.
+        self._workers: list[WorkerView] = []
         self._captures: list[asyncio.Task[CaptureOutcome]] = []
         self._lost: set[str] = set()
         self.refresh = settle_refresh(subject.options, services.policy.refresh)
@@ -158,7 +160,7 @@ class ReuseSession:
             UnavailableError: no worker takes prompts.
         """
         schedule = self._schedule or self._choose()
-        plan = apply_schedule(self.plan, schedule, self._views())
+        plan = apply_schedule(self.plan, schedule, self._workers)
         return PlacedPrompt(plan, schedule, ColdPolicy(self._cold, self._cold_choice), self.refresh)
 
     async def leave(self, worker_id: str) -> None:
@@ -217,7 +219,8 @@ class ReuseSession:
         return [view for view in self._services.workers.views() if view.worker_id not in self._lost]
 
     def _choose(self) -> Schedule:
-        schedule = schedule_plan(self.plan, self._subject.model, self._views(), self._services.capturer.waiting)
+        self._workers = self._views()
+        schedule = schedule_plan(self.plan, self._subject.model, self._workers, self._services.capturer.waiting)
         if schedule is None:
             raise UnavailableError("no worker takes prompts now")
         return schedule
@@ -230,7 +233,7 @@ class ReuseSession:
         each other.
         """
         schedule = self._choose()
-        (combine,) = (view for view in self._views() if view.worker_id == schedule.combine.worker_id)
+        (combine,) = (view for view in self._workers if view.worker_id == schedule.combine.worker_id)
         assignments = schedule.captures.assignments
         if any(self.plan.with_status(Served.PENDING)):
             if assignments:

@@ -96,7 +96,9 @@ class RouterSettings(PeerSettings):
         ge=1,
         description="requests are refused with 429 while every worker that combines has so many, running or waiting",
     )
-    tokenizer_memo_bytes: int = Field(default=64 << 20, ge=1, description="memory for token ids of texts seen before")
+    tokenizer_memo_bytes: int = Field(
+        default=128 << 20, ge=1, description="memory for texts seen before, with their token ids"
+    )
 
     console_requests: int = Field(
         default=100,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 from hypic.v1 import cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -185,8 +185,10 @@ class GrpcWorker:
         """A stream's messages; the call ends with this generator."""
         self._streams.add(call)
         try:
-            async for event in call:
-                yield event
+            # The library's generator, left before its end, holds call and messages until memory is searched for cycles.
+            async with aclosing(cast("AsyncGenerator[Event]", aiter(call))) as received:
+                async for event in received:
+                    yield event
         except grpc.aio.AioRpcError as error:
             raise error_from_status(error) from error
         except asyncio.CancelledError:

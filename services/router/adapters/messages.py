@@ -1,5 +1,7 @@
 """Protobuf messages to domain types and back."""
 
+from functools import lru_cache
+
 from hypic.v1 import cache_pb2, worker_pb2
 
 from services.common.tracing import trace_parent
@@ -16,6 +18,7 @@ from services.router.domain.ports import (
     GenerateOrder,
     Held,
     HoldEvent,
+    PartOrder,
     PartServing,
     PlanAnswer,
     PlanQuery,
@@ -62,6 +65,9 @@ _SERVINGS = {
     PartServing.PREFIX: worker_pb2.PART_SERVING_PREFIX,
 }
 _SERVING_NAMES = {value: name for name, value in _SERVINGS.items()}
+# How many parts' ids are kept as written, and how many ids of one: some 40 MB at most.
+_KEPT_PARTS = 2048
+_MOST_KEPT_IDS = 2048
 _FINISH_REASONS = {
     worker_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     worker_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -190,22 +196,9 @@ def _ticket_ref(ticket: Ticket) -> worker_pb2.TicketRef:
 
 def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
     """The message that orders a reply."""
-    return worker_pb2.GenerateRequest(
+    message = worker_pb2.GenerateRequest(
         request_id=order.request_id,
         lease_id=order.lease_id,
-        parts=[
-            worker_pb2.PromptPart(
-                token_ids=part.token_ids,
-                serving=_SERVINGS[part.serving],
-                key=part.key,
-                capture=None if part.ticket is None else _ticket_ref(part.ticket),
-                sources=[
-                    worker_pb2.StateSource(worker_id=each.worker_id, address=each.address) for each in part.sources
-                ],
-                source_wait_seconds=part.source_wait_seconds,
-            )
-            for part in order.parts
-        ],
         sampling=_sampling(order.sampling, order.stop_token_ids),
         grammar=_grammar(order.sampling.grammar),
         prefix_key=order.prefix_key,
@@ -216,6 +209,30 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
         priority=order.priority,
         refresh=_refresh(order.refresh),
     )
+    for part in order.parts:
+        _add_part(message, part)
+    return message
+
+
+def _add_part(message: worker_pb2.GenerateRequest, part: PartOrder) -> None:
+    """In its place: what is handed over made is copied."""
+    added = message.parts.add(
+        serving=_SERVINGS[part.serving],
+        key=part.key,
+        capture=None if part.ticket is None else _ticket_ref(part.ticket),
+        sources=[worker_pb2.StateSource(worker_id=each.worker_id, address=each.address) for each in part.sources],
+        source_wait_seconds=part.source_wait_seconds,
+    )
+    if part.serving is PartServing.LIVE or len(part.token_ids) > _MOST_KEPT_IDS:
+        added.token_ids.extend(part.token_ids)
+    else:
+        added.MergeFromString(_written_ids(part.token_ids))
+
+
+@lru_cache(_KEPT_PARTS)
+def _written_ids(token_ids: tuple[int, ...]) -> bytes:
+    """A part's ids as they go over the wire: those of a document are the same again and again."""
+    return worker_pb2.PromptPart(token_ids=token_ids).SerializeToString()
 
 
 def hold_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:

@@ -11,7 +11,7 @@ from services.common.telemetry import get_logger
 
 __all__ = ["GatheredReleases"]
 
-_GATHER_SECONDS = 0.02
+_GATHER_SECONDS = 0.05
 _LATE_SECONDS = 2.0
 
 

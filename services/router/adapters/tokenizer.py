@@ -1,81 +1,27 @@
 """The tokenizer library behind the domain's ports."""
 
 import json
-import threading
-from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from blake3 import blake3
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from services.router.adapters.token_bytes import TokenBytes
 from services.router.domain.model import ModelRefusedError
 
-__all__ = ["IncrementalDetokenizer", "MemoizedIds", "TwoWayTokenizer"]
+__all__ = ["IncrementalDetokenizer", "TwoWayTokenizer"]
 
-# What an entry costs besides its ids: digest, list node, object headers.
-_ENTRY_OVERHEAD_BYTES = 256
-# Shorter texts are tokenized about as fast as they are hashed and looked up.
-_SHORTEST_MEMOIZED = 32
 # Of the template's own texts, which prompts repeat again and again: how many are kept, and how long each may be.
 _TEMPLATE_TEXTS = 1024
 _LONGEST_TEMPLATE_TEXT = 256
 
 
-class MemoizedIds:
-    """Least recently used ids by text digest, bounded in bytes. Safe to call from several threads."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
-        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
-        self._used_bytes = 0
-        self._lock = threading.Lock()
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes held, overhead included."""
-        return self._used_bytes
-
-    def get(self, digest: bytes) -> tuple[int, ...] | None:
-        """The ids of this text, or None."""
-        with self._lock:
-            ids = self._ids.get(digest)
-            if ids is None:
-                return None
-            self._ids.move_to_end(digest)
-        return tuple(ids)
-
-    def holds(self, digest: bytes) -> bool:
-        """Whether `get` would find this text's ids, which stay as old as they are."""
-        with self._lock:
-            return digest in self._ids
-
-    def put(self, digest: bytes, ids: Sequence[int]) -> None:
-        """Remember ids; the oldest make room, and what exceeds the capacity alone is not kept."""
-        packed = array("I", ids)
-        size = _entry_bytes(packed)
-        with self._lock:
-            if digest in self._ids or size > self._capacity_bytes:
-                return
-            while self._used_bytes + size > self._capacity_bytes:
-                _, oldest = self._ids.popitem(last=False)
-                self._used_bytes -= _entry_bytes(oldest)
-            self._ids[digest] = packed
-            self._used_bytes += size
-
-
-def _entry_bytes(ids: "array[int]") -> int:
-    return _ENTRY_OVERHEAD_BYTES + ids.itemsize * len(ids)
-
-
 class TwoWayTokenizer:
     """Two readings of one `tokenizer.json`: with special tokens for template text, without for client strings."""
 
-    def __init__(self, tokenizer_json: bytes, memo_bytes: int) -> None:
+    def __init__(self, tokenizer_json: bytes) -> None:
         """Build both readings and check that client strings cannot become special tokens.
 
         Raises:
@@ -91,7 +37,8 @@ class TwoWayTokenizer:
             raise ModelRefusedError(f"the worker's tokenizer.json cannot be read: {error}") from error
         self._control_ids = frozenset(token["id"] for token in added if token.get("special"))
         self._spelling = TokenBytes(self._template, description)
-        self._memo = MemoizedIds(memo_bytes)
+        # Of one object an id: those of many documents are kept.
+        self._shared_ids = tuple(range(max(self._plain.get_vocab().values(), default=0) + 1))
         self._encode_short_template = lru_cache(_TEMPLATE_TEXTS)(self._encode_template)
         self._longest_token_bytes = max((len(token.encode()) for token in self._plain.get_vocab()), default=1)
         for token in added:
@@ -103,20 +50,12 @@ class TwoWayTokenizer:
             return self._encode_short_template(text)
         return self._encode_template(text)
 
-    def is_known(self, text: str) -> bool:
-        """See `Tokenizer`."""
-        return len(text) >= _SHORTEST_MEMOIZED and self._memo.holds(blake3(text.encode()).digest())
-
     def encode_plain(self, text: str) -> tuple[int, ...]:
         """See `Tokenizer`."""
-        if len(text) < _SHORTEST_MEMOIZED:
-            return self._encode_plain(text)
-        digest = blake3(text.encode()).digest()
-        ids = self._memo.get(digest)
-        if ids is None:
-            ids = self._encode_plain(text)
-            self._memo.put(digest, ids)
-        return ids
+        ids = self._plain.encode(text, add_special_tokens=False).ids
+        if not self._control_ids.isdisjoint(ids):
+            raise ModelRefusedError("a client string was encoded to a special token")
+        return tuple(map(self._shared_ids.__getitem__, ids))
 
     def fewest_tokens(self, text: str) -> int:
         """See `Tokenizer`; the vocabulary's longest token bounds how much text one id can hold."""
@@ -129,16 +68,10 @@ class TwoWayTokenizer:
     def _encode_template(self, text: str) -> tuple[int, ...]:
         return tuple(self._template.encode(text, add_special_tokens=False).ids)
 
-    def _encode_plain(self, text: str) -> tuple[int, ...]:
-        ids = tuple(self._plain.encode(text, add_special_tokens=False).ids)
-        if not self._control_ids.isdisjoint(ids):
-            raise ModelRefusedError("a client string was encoded to a special token")
-        return ids
-
     def _check_unforgeable(self, content: str) -> None:
         for text in (content, f" {content}", f"{content} x", f"x{content}\n{content}"):
             try:
-                self._encode_plain(text)
+                self.encode_plain(text)
             except ModelRefusedError as error:
                 raise ModelRefusedError(f"text that spells {content!r} is encoded to that special token") from error
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from services.common.content import content_hash
+from services.router.domain.known_parts import KnownParts
 from services.router.domain.model import Profile
 from services.router.domain.parts import Part, PartKind, Prompt, Reason
 from services.router.domain.request import (
@@ -18,9 +20,10 @@ from services.router.domain.request import (
     Message,
     PromptError,
     Role,
+    Text,
     TextPrompt,
 )
-from services.router.domain.slots import KeptSlot, SlotKind, SlotTable
+from services.router.domain.slots import KeptSlot, SlotKind, SlotTable, tool_content
 from services.router.domain.text_ports import ChatTemplate, TemplateError, Tokenizer
 from services.router.domain.tools import Tool
 
@@ -34,13 +37,14 @@ _MOST_QUICK_CHARACTERS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Assembler:
-    """Everything that turns text into parts for one model. Safe to call from several threads."""
+    """Everything that turns text into parts for one model; `known` are that model's own. Safe to call from several threads."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
     message_ends: Mapping[Role, str]
     profile: Profile
     context_length: int
+    known: KnownParts
 
     def assemble(self, prompt: ChatPrompt | TextPrompt) -> Prompt:
         """The prompt's parts.
@@ -57,13 +61,13 @@ class Assembler:
         return self._finish(self._chat_parts(messages, prompt.tools), "messages")
 
     def is_quick(self, prompt: ChatPrompt | TextPrompt) -> bool:
-        """Whether `assemble` takes about a millisecond: little text, or text whose ids are at hand."""
-        texts = _texts(prompt)
-        if sum(map(len, texts)) > _MOST_QUICK_CHARACTERS:
+        """Whether `assemble` takes about a millisecond: little text, or text whose parts are at hand."""
+        contents = _contents(prompt)
+        if sum(len(each.text) for each in contents) > _MOST_QUICK_CHARACTERS:
             return False
         unknown = 0
-        for text in texts:
-            unknown += 0 if self.tokenizer.is_known(text) else len(text)
+        for each in contents:
+            unknown += 0 if each in self.known else len(each.text)
             if unknown > _MOST_UNKNOWN_CHARACTERS:
                 return False
         return True
@@ -85,10 +89,7 @@ class Assembler:
         return part
 
     def _text_parts(self, prompt: TextPrompt) -> Iterator[Part]:
-        *segments, last = prompt.pieces
-        for piece in segments:
-            yield self._segment(piece, self.tokenizer.encode_plain(piece))
-        yield _live(self.tokenizer.encode_plain(last))
+        yield from map(self._content_part, _text_contents(prompt))
 
     def _chat_parts(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Part]:
         slots = SlotTable(self.message_ends)
@@ -106,17 +107,18 @@ class Assembler:
 
     def _slot_parts(self, kept: Sequence[KeptSlot]) -> Iterator[Part]:
         for slot, text in kept:
-            yield replace(self._content_part(slot.content), ends_prefix=slot.content.is_breakpoint)
+            part = self._content_part(slot.content)
+            yield replace(part, ends_prefix=True) if slot.content.is_breakpoint else part
             yield from self._template_parts(text, slot.closing)
 
     def _tool_block(self, kept: Sequence[KeptSlot]) -> Iterator[Part]:
         """Tools that follow each other are one segment with the text between them."""
         ids: list[int] = []
         for slot, text in kept[:-1]:
-            ids += self.tokenizer.encode_plain(slot.content.text)
+            ids += self._content_part(slot.content).token_ids
             ids += self.tokenizer.encode_template(text)
         last, text = kept[-1]
-        ids += self.tokenizer.encode_plain(last.content.text)
+        ids += self._content_part(last.content).token_ids
         is_breakpoint = any(slot.content.is_breakpoint for slot, _ in kept)
         yield replace(self._segment(last.content.text, tuple(ids)), ends_prefix=is_breakpoint)
         yield from self._template_parts(text, last.closing)
@@ -133,6 +135,13 @@ class Assembler:
             yield _live(self.tokenizer.encode_template(rest))
 
     def _content_part(self, content: Content) -> Part:
+        part = self.known.get(content)
+        if part is None:
+            part = self._new_part(content)
+            self.known.put(content, part)
+        return part
+
+    def _new_part(self, content: Content) -> Part:
         if isinstance(content, Document):
             ids = (
                 *self.tokenizer.encode_template(self.profile.document_open),
@@ -152,7 +161,7 @@ class Assembler:
     def _segment(self, text: str, ids: tuple[int, ...]) -> Part:
         if len(ids) < self.profile.min_segment_tokens or not text.strip():
             return Part(PartKind.LIVE, ids, Reason.TOO_SHORT)
-        return Part(PartKind.SEGMENT, ids)
+        return Part(PartKind.SEGMENT, ids, content_hash=content_hash(self.profile.digest, ids))
 
     def _finish(self, parts: Iterator[Part], param: str) -> Prompt:
         merged = _merge_live([part for part in parts if part.token_ids])
@@ -178,11 +187,18 @@ def _live(ids: tuple[int, ...]) -> Part:
     return Part(PartKind.LIVE, ids, Reason.NOT_MARKED)
 
 
-def _texts(prompt: ChatPrompt | TextPrompt) -> list[str]:
+def _contents(prompt: ChatPrompt | TextPrompt) -> list[Content]:
     if isinstance(prompt, TextPrompt):
-        return list(prompt.pieces)
+        return list(_text_contents(prompt))
     items = [*prompt.documents, *(item for message in prompt.messages for item in message.content)]
-    return [*map(_plain_text, items), *(tool.definition for tool in prompt.tools)]
+    return [*items, *map(tool_content, prompt.tools)]
+
+
+def _text_contents(prompt: TextPrompt) -> Iterator[Text]:
+    *segments, last = prompt.pieces
+    for piece in segments:
+        yield Text(piece, is_segment=True)
+    yield Text(last)
 
 
 def _plain_text(content: Content) -> str:

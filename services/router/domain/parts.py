@@ -49,7 +49,7 @@ class Part:
     """A run of prompt tokens of one kind.
 
     `live_reason` says why a part that is no segment is computed. `ends_prefix` marks a place where a prefix
-    snapshot may stand. `document_digest` is set with `document_id`.
+    snapshot may stand. `document_digest` is set with `document_id`; `content_hash` where it was computed ahead, else empty.
     """
 
     kind: PartKind
@@ -59,6 +59,7 @@ class Part:
     document_digest: bytes = b""
     title: str = ""
     ends_prefix: bool = False
+    content_hash: bytes = b""
 
     @property
     def num_tokens(self) -> int:

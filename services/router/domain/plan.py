@@ -151,7 +151,7 @@ class Plan:
 
 def draft(prompt: Prompt, profile: Profile, reuse: Reuse) -> Plan:
     """The plan before the directory is asked: everything live, with the entries worth asking for."""
-    hashes = [content_hash(profile.digest, part.token_ids) for part in prompt.parts]
+    hashes = [part.content_hash or content_hash(profile.digest, part.token_ids) for part in prompt.parts]
     seen: set[bytes] = set()
     parts: list[PartPlan] = []
     for part, content in zip(prompt.parts, hashes, strict=True):

@@ -71,4 +71,4 @@ class RecentRequests:
 
 
 def _without_text(part: PartExplanation) -> PartExplanation:
-    return replace(part, title="")
+    return replace(part, title="") if part.title else part

@@ -11,7 +11,7 @@ from services.router.domain.template_check import new_placeholder
 from services.router.domain.text_ports import TemplateCall, TemplateMessage, TemplateValue
 from services.router.domain.tools import Tool, ToolCall, json_text
 
-__all__ = ["KeptSlot", "Slot", "SlotKind", "SlotTable"]
+__all__ = ["KeptSlot", "Slot", "SlotKind", "SlotTable", "tool_content"]
 
 _NUMBER_DIGITS = 8
 
@@ -52,6 +52,11 @@ class _CallNumbers:
         return self.name in found and (not apart if is_whole else apart == self.apart)
 
 
+def tool_content(tool: Tool) -> Text:
+    """What stands where the template writes a tool."""
+    return Text(tool.definition, is_breakpoint=tool.is_breakpoint)
+
+
 class SlotTable:
     """The placeholders of one prompt: a random mark and a number, so that no client text holds one.
 
@@ -76,7 +81,7 @@ class SlotTable:
     def tool(self, tool: Tool) -> str:
         """The placeholder of a definition, which stands in the system's turn."""
         self._closing = self._ends.get(Role.SYSTEM, "")
-        return self._add(SlotKind.TOOL, Text(tool.definition, is_breakpoint=tool.is_breakpoint))
+        return self._add(SlotKind.TOOL, tool_content(tool))
 
     def split(self, rendered: str) -> tuple[str, list[KeptSlot]]:
         """The template's text ahead of the first placeholder; then what each stands for, with the text behind it.

@@ -85,10 +85,6 @@ class Tokenizer(Protocol):
         """Ids of a client string: no special token can come out."""
         ...
 
-    def is_known(self, text: str) -> bool:
-        """Whether the ids of a client string are at hand, so that encoding it takes next to nothing."""
-        ...
-
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the number of ids of a client string, from its length alone."""
         ...

@@ -38,7 +38,9 @@ def check_answers(stack: RouterStack) -> None:
 def test_leaving_a_stream_frees_everything(stack: RouterStack) -> None:
     stack.worker.token_delay_seconds = 0.02
     with stack.http.stream("POST", CHAT, json=LONG | {"stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()
+        next(lines)
+        # Letting go of the iterator closes the connection.
         assert stack.worker.num_running == 1
     wait_until(lambda: stack.worker.num_cancelled == 1)
 

@@ -29,7 +29,7 @@ def reader() -> PassageReader:
 
 
 def _texts(documents: tuple[tuple[int, ...], ...]) -> list[str]:
-    tokenizer = TwoWayTokenizer((DEMO / "tokenizer.json").read_bytes(), 1 << 16)
+    tokenizer = TwoWayTokenizer((DEMO / "tokenizer.json").read_bytes())
     return [tokenizer.new_detokenizer().push(ids).strip() for ids in documents]
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.router.adapters.template import JinjaChatTemplate
 from services.router.adapters.tokenizer import TwoWayTokenizer
 from services.router.domain.assembly import Assembler
+from services.router.domain.known_parts import KnownParts
 from services.router.domain.model import Profile
 from services.router.domain.parts import Part, PartKind, Prompt, Reason
 from services.router.domain.request import ChatPrompt, Content, Document, Message, PromptError, Role, Text, TextPrompt
@@ -27,13 +28,13 @@ OPEN_ASSISTANT = "<|im_start|>assistant\n"
 
 @cache
 def tokenizer() -> TwoWayTokenizer:
-    return TwoWayTokenizer(train_tokenizer().to_str().encode(), 1 << 20)
+    return TwoWayTokenizer(train_tokenizer().to_str().encode())
 
 
 @cache
 def assembler() -> Assembler:
     template = JinjaChatTemplate(CHATML, "", "<|im_end|>")
-    return Assembler(tokenizer(), template, find_message_ends(template), PROFILE, context_length=4096)
+    return Assembler(tokenizer(), template, find_message_ends(template), PROFILE, 4096, KnownParts(1 << 20))
 
 
 def user(*content: Content) -> Message:

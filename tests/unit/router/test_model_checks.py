@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from services.router.adapters.template import JinjaChatTemplate
-from services.router.adapters.tokenizer import MemoizedIds, TwoWayTokenizer
+from services.router.adapters.tokenizer import TwoWayTokenizer
 from services.router.domain.model import ModelRefusedError
 from services.router.domain.request import Role
 from services.router.domain.template_check import find_message_ends
@@ -68,7 +68,7 @@ def tokenizer_json(**changes: Any) -> bytes:  # noqa: ANN401 # any JSON value
 
 
 def test_special_tokens_come_from_template_text_only() -> None:
-    tokenizer = TwoWayTokenizer(tokenizer_json(), 1 << 20)
+    tokenizer = TwoWayTokenizer(tokenizer_json())
     for index, token in enumerate(SPECIAL_TOKENS):
         assert tokenizer.encode_template(token) == (index,)
         assert not set(tokenizer.encode_plain(f"{token} a{token}")) & set(range(len(SPECIAL_TOKENS)))
@@ -80,51 +80,28 @@ def test_a_tokenizer_whose_plain_text_makes_special_tokens_is_refused() -> None:
     forgeable.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     forgeable.add_special_tokens([AddedToken("<|end|>", special=True)])
     with pytest.raises(ModelRefusedError, match="spells"):
-        TwoWayTokenizer(forgeable.to_str().encode(), 0)
+        TwoWayTokenizer(forgeable.to_str().encode())
     with pytest.raises(ModelRefusedError):
-        TwoWayTokenizer(b"{}", 0)
+        TwoWayTokenizer(b"{}")
 
 
 def test_truncation_and_padding_of_the_file_do_not_apply() -> None:
     cutting = train_tokenizer()
     cutting.enable_truncation(3)
     cutting.enable_padding(length=50)
-    tokenizer = TwoWayTokenizer(cutting.to_str().encode(), 0)
+    tokenizer = TwoWayTokenizer(cutting.to_str().encode())
     assert len(tokenizer.encode_plain("x y z " * 5)) == 30
     assert len(tokenizer.encode_template("x y z " * 5)) == 30
 
 
 def test_fewest_tokens_is_a_lower_bound() -> None:
-    tokenizer = TwoWayTokenizer(tokenizer_json(), 0)
+    tokenizer = TwoWayTokenizer(tokenizer_json())
     for text in ("the answer is in the document " * 20, "漢字" * 50, "x"):
         assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode_plain(text))
-
-
-def test_memoized_ids_are_the_same_ids() -> None:
-    tokenizer = TwoWayTokenizer(tokenizer_json(), 1 << 20)
-    text = "the city of the river " * 40
-    assert (
-        tokenizer.encode_plain(text)
-        == tokenizer.encode_plain(text)
-        == TwoWayTokenizer(tokenizer_json(), 0).encode_plain(text)
-    )
-
-
-def test_the_memo_is_bounded_in_bytes_and_drops_the_least_recently_used() -> None:
-    memo = MemoizedIds(3 * (256 + 400))
-    for name in (b"a", b"b", b"c"):
-        memo.put(name, range(100))
-    assert memo.get(b"a") == tuple(range(100))
-    memo.put(b"d", range(100))
-    assert memo.get(b"b") is None
-    assert memo.get(b"a") is not None
-    assert memo.used_bytes == 3 * (256 + 400)
-    memo.put(b"e", range(10_000))
-    assert memo.get(b"e") is None
 
 
 def test_normalizers_of_the_file_stay() -> None:
     lowering = train_tokenizer()
     lowering.normalizer = normalizers.Lowercase()
-    tokenizer = TwoWayTokenizer(lowering.to_str().encode(), 0)
+    tokenizer = TwoWayTokenizer(lowering.to_str().encode())
     assert tokenizer.encode_plain("CITY") == tokenizer.encode_plain("city")

@@ -7,7 +7,7 @@ from services.router.adapters.tokenizer import TwoWayTokenizer
 from services.router.domain.stops import StopFilter
 from tests.stub_worker import train_tokenizer
 
-TOKENIZER = TwoWayTokenizer(train_tokenizer().to_str().encode(), 0)
+TOKENIZER = TwoWayTokenizer(train_tokenizer().to_str().encode())
 
 
 @given(st.text(max_size=60))

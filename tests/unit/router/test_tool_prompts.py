@@ -12,6 +12,7 @@ from services.router.adapters.parse import RequestParser
 from services.router.adapters.template import JinjaChatTemplate
 from services.router.adapters.tokenizer import TwoWayTokenizer
 from services.router.domain.assembly import Assembler
+from services.router.domain.known_parts import KnownParts
 from services.router.domain.model import Profile
 from services.router.domain.parts import Part, PartKind, Prompt
 from services.router.domain.request import ChatPrompt, PromptError
@@ -62,8 +63,8 @@ def tokenizer() -> Tokenizer:
 
 def assemble(template: str, body: dict[str, Any]) -> Prompt:
     found = JinjaChatTemplate(template, "", "<|im_end|>")
-    words = TwoWayTokenizer(tokenizer().to_str().encode(), 1 << 20)
-    assembler = Assembler(words, found, find_message_ends(found), PROFILE, context_length=4096)
+    words = TwoWayTokenizer(tokenizer().to_str().encode())
+    assembler = Assembler(words, found, find_message_ends(found), PROFILE, 4096, KnownParts(1 << 20))
     prompt = RequestParser("").parse_chat({"model": "m"} | body, CALLER).request.prompt
     assert isinstance(prompt, ChatPrompt)
     return assembler.assemble(prompt)
