@@ -31,6 +31,8 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
     is_down: bool = False
     plan_delay_seconds: float = 0.0
     owner_expires_in_seconds: float = 5.0
+    # As if everything were invalidated between any two plans.
+    forgets_tickets: bool = False
     publish_delay_seconds: float = 0.0
     workers: list[cache_pb2.RegisteredWorker] = field(default_factory=list)
     published: list[cache_pb2.PublishRequest] = field(default_factory=list)
@@ -194,7 +196,8 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
             holder = cache_pb2.Holder(worker_id="stub", address="", tier="host")
             return cache_pb2.PlannedEntry(outcome=cache_pb2.PLAN_OUTCOME_HIT, key=key, holders=[holder])
         if self.owners.setdefault(key, lease_id) == lease_id:
-            ticket = cache_pb2.Ticket(ticket_id=f"{lease_id}:{key.hex()[:8]}", fence=1)
+            fence = len(self.plans) if self.forgets_tickets else 1
+            ticket = cache_pb2.Ticket(ticket_id=f"{lease_id}:{key.hex()[:8]}", fence=fence)
             return cache_pb2.PlannedEntry(outcome=cache_pb2.PLAN_OUTCOME_COLD, key=key, ticket=ticket)
         return cache_pb2.PlannedEntry(
             outcome=cache_pb2.PLAN_OUTCOME_PENDING, key=key, owner_expires_in_seconds=self.owner_expires_in_seconds

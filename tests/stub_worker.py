@@ -67,6 +67,8 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     drops_states: bool = False
     refuses_grammars: bool = False
     refuses_holds: bool = False
+    holds_turns: bool = False
+    refuses_turns: bool = False
     worker_id: str = "stub"
     profile_digest: str = "profile-1"
     can_capture: bool = True
@@ -75,6 +77,8 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     held: set[bytes] = field(default_factory=set)
     requests: list[worker_pb2.GenerateRequest] = field(default_factory=list)
     captures: list[worker_pb2.CaptureRequest] = field(default_factory=list)
+    kept: list[worker_pb2.KeepRequest] = field(default_factory=list)
+    dropped: list[bytes] = field(default_factory=list)
     begun: list[bytes] = field(default_factory=list)
     failed: Counter[bytes] = field(default_factory=Counter)
     waiting: dict[bytes, asyncio.Event] = field(default_factory=dict)
@@ -158,6 +162,18 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         finally:
             self.num_running -= 1
 
+    async def Keep(  # noqa: N802
+        self,
+        request: worker_pb2.KeepRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.KeepRequest, worker_pb2.KeepResponse],
+    ) -> worker_pb2.KeepResponse:
+        if self.refuses_turns:
+            return worker_pb2.KeepResponse(reason="state_dropped")
+        self.held.add(request.key)
+        self.cache.publish(request.key)
+        self.kept.append(request)
+        return worker_pb2.KeepResponse()
+
     async def Fetch(  # noqa: N802
         self,
         request: worker_pb2.FetchRequest,
@@ -182,6 +198,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         request: worker_pb2.DropRequest,
         context: grpc.aio.ServicerContext[worker_pb2.DropRequest, worker_pb2.DropResponse],
     ) -> worker_pb2.DropResponse:
+        self.dropped += request.keys
         dropped = self.held.intersection(request.keys)
         self.held -= dropped
         return worker_pb2.DropResponse(num_dropped=len(dropped))
@@ -220,7 +237,12 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         is_whole = len(shown) == len(ids)
         reason = worker_pb2.FINISH_REASON_STOP if is_whole else worker_pb2.FINISH_REASON_LENGTH
         yield worker_pb2.GenerateEvent(
-            finished=worker_pb2.Finished(reason=reason, decode_seconds=0.003, generated_tokens=len(shown))
+            finished=worker_pb2.Finished(
+                reason=reason,
+                decode_seconds=0.003,
+                generated_tokens=len(shown),
+                held_key=b"held" if is_whole and self.holds_turns and request.closing_token_ids else b"",
+            )
         )
 
     async def _hold(self, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.GenerateEvent]:

@@ -1,6 +1,5 @@
 """The life of a request."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
@@ -14,7 +13,8 @@ from services.router.domain.parts import Prompt
 from services.router.domain.placing import PlacedPrompt
 from services.router.domain.plan import PartPlan, Served
 from services.router.domain.ports import GenerateEvent, GenerateOrder, PartOrder, PartServing, Work
-from services.router.domain.request import ChatPrompt, GenerationRequest, PromptError, TextPrompt
+from services.router.domain.request import ChatPrompt, GenerationRequest, PromptError
+from services.router.domain.turn import may_go_on
 from services.router.handover import Handover
 from services.router.reply import Done, PlanningSeconds, Reply, ReplyEvent, Started
 from services.router.reuse import ReuseServices, ReuseSession, ReuseSubject
@@ -27,11 +27,15 @@ _SERVINGS = {Served.PREFIX: PartServing.PREFIX}
 
 @dataclass(frozen=True, slots=True)
 class RouterLimits:
-    """Seconds that a request may take, and that it waits for a worker that went away; tokens of an unbounded reply."""
+    """Seconds that a request may take, and that it waits for a worker that went away; tokens of an unbounded reply.
+
+    keeps_turns: the state behind a reply may be kept for the next turn.
+    """
 
     request_timeout_seconds: float
     worker_wait_seconds: float
     default_max_tokens: int
+    keeps_turns: bool = True
 
 
 class Router:
@@ -77,9 +81,12 @@ class Router:
     async def _answer(
         self, request: GenerationRequest, model: ServedModel, deadline: Deadline, arrival: float
     ) -> AsyncGenerator[ReplyEvent]:
-        prompt = await _assemble(model, request.prompt)
+        prompt = await model.assemble(request.prompt)
         request = self._fit_context(request, prompt, model)
-        subject = ReuseSubject(new_request_id(), prompt, model.info, request.options, request.namespace)
+        closing_ids = self._closing_ids(request, model)
+        subject = ReuseSubject(
+            new_request_id(), prompt, model.info, request.options, request.namespace, watches_turn=bool(closing_ids)
+        )
         async with ReuseSession(self._services, subject, deadline) as session:
             await session.settle()
             while True:
@@ -131,6 +138,7 @@ class Router:
                             session.note_first_token()
                         elif isinstance(shown, Done):
                             session.note_complete()
+                            self._end_turn(session, request, model, reply)
                         yield shown
                     if reply.is_done:
                         return
@@ -154,7 +162,18 @@ class Router:
             snapshots=placed.plan.snapshots,
             priority=request.priority,
             refresh=placed.refresh,
+            closing_ids=self._closing_ids(request, model) if session.is_watched else (),
         )
+
+    def _end_turn(self, session: ReuseSession, request: GenerationRequest, model: ServedModel, reply: Reply) -> None:
+        if session.is_watched and isinstance(request.prompt, ChatPrompt):
+            session.end_turn(reply.end_turn(model, request.prompt, self._closing_ids(request, model)))
+
+    def _closing_ids(self, request: GenerationRequest, model: ServedModel) -> tuple[int, ...]:
+        """What ends the reply's message, where the state behind it may be of use to a next turn, and is the worker's own."""
+        if self._handover is not None or not self._limits.keeps_turns or not may_go_on(request):
+            return ()
+        return model.assembler.closing_ids(request.sampling.all_stop_token_ids(model.info.stop_token_ids))
 
     def _part_order(self, each: PartPlan, combine_id: str) -> PartOrder:
         if each.served not in (Served.HIT, Served.COLD):
@@ -188,13 +207,6 @@ class Router:
         max_tokens = wanted or min(room, self._limits.default_max_tokens)
         check_sampling(request.sampling, max_tokens, model.info.vocab_size)
         return replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
-
-
-async def _assemble(model: ServedModel, prompt: ChatPrompt | TextPrompt) -> Prompt:
-    """What takes long leaves the event loop free; what does not is spared the change of threads, which takes longer."""
-    if model.assembler.is_quick(prompt):
-        return model.assembler.assemble(prompt)
-    return await asyncio.to_thread(model.assembler.assemble, prompt)
 
 
 def _prompt_field(request: GenerationRequest) -> str:

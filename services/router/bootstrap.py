@@ -57,6 +57,7 @@ from services.router.handover import Handover
 from services.router.library import Library, LibraryServices
 from services.router.reuse import ReusePolicy, ReuseServices
 from services.router.settings import RouterSettings
+from services.router.turns import TurnKeeper
 
 __all__ = ["RouterServer", "bind", "create_app", "create_server", "main", "serve"]
 
@@ -131,9 +132,15 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     directory = GrpcDirectory(channel)
     metrics = RouterMetrics(CollectorRegistry(), pool.states, settings.tenant_groups)
     capturer = Capturer(pool, _hedge_policy(settings), metrics)
-    services = ReuseServices(directory, pool, capturer, background, policy)
+    turns = TurnKeeper(pool, metrics, settings.cache_timeout_seconds)
+    services = ReuseServices(directory, pool, capturer, background, policy, turns)
     gate = Gate(_keys(settings), _usual_quotas(settings))
-    limits = RouterLimits(settings.request_timeout_seconds, settings.worker_wait_seconds, settings.default_max_tokens)
+    limits = RouterLimits(
+        settings.request_timeout_seconds,
+        settings.worker_wait_seconds,
+        settings.default_max_tokens,
+        settings.keep_turns,
+    )
     engines = _engines(settings, pool)
     router = Router(pool, services, limits, Handover(pool, engines) if engines else None)
     recent = RecentRequests(settings.console_requests)

@@ -14,8 +14,9 @@ from services.router.domain.explain import (
     explain_parts,
     explain_placing,
 )
+from services.router.domain.parts import PartKind
 from services.router.domain.placing import PlacedPrompt
-from services.router.domain.plan import Plan
+from services.router.domain.plan import Plan, Served
 from services.router.domain.ports import (
     DecodedBy,
     Finished,
@@ -25,10 +26,13 @@ from services.router.domain.ports import (
     TokenLogprobs,
     Tokens,
 )
-from services.router.domain.request import GenerationRequest
+from services.router.domain.request import ChatPrompt, GenerationRequest, Reuse
 from services.router.domain.shown_tokens import PendingTokens, ShownToken
 from services.router.domain.stops import StopFilter, StopResult
 from services.router.domain.text_ports import Detokenizer
+from services.router.domain.turn import TurnEnd
+from services.router.served_model import ServedModel
+from services.router.turns import EndedTurn
 
 __all__ = ["Delta", "Done", "PlanningSeconds", "Reply", "ReplyEvent", "Started"]
 
@@ -98,6 +102,10 @@ class Reply:
         self._first_token_seconds = 0.0
         self._num_tokens = self._num_characters = self._num_shown = 0
         self._pending = PendingTokens(detokenizer.spell)
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._end = TurnEnd.STOP
+        self._held_key = b""
         self.is_done = False
 
     def take(self, event: GenerateEvent, elapsed_seconds: float) -> Iterator[ReplyEvent]:
@@ -127,6 +135,7 @@ class Reply:
             shown = self._push(token_id, logprobs)
             self._num_shown += len(shown.text)
             if shown.text:
+                self._texts.append(shown.text)
                 yield Delta(shown.text, self._pending.take(self._num_shown))
             if shown.is_stopped:
                 decode_seconds = elapsed_seconds - self._first_token_seconds
@@ -138,6 +147,7 @@ class Reply:
         if logprobs is not None:
             self._pending.add(token_id, logprobs, self._num_characters)
         self._num_tokens += 1
+        self._token_ids.append(token_id)
         text = self._detokenizer.push([token_id])
         self._num_characters += len(text)
         # As vLLM does: no stop string is looked for in the text of the first `min_tokens` tokens.
@@ -147,9 +157,30 @@ class Reply:
     def _take_finished(self, event: Finished) -> Iterator[ReplyEvent]:
         held = self._stops.flush()
         tokens = self._pending.flush()
+        self._texts.append(held)
+        self._held_key = event.held_key
+        self._end = _turn_end(event)
         if held or tokens:
             yield Delta(held, tokens)
         yield self._finish(event.reason, event.generated_tokens, event.decode_seconds)
+
+    def end_turn(self, model: ServedModel, prompt: ChatPrompt, closing_ids: tuple[int, ...]) -> EndedTurn:
+        """What is known of the turn once the reply has ended; closing_ids: that ended its message."""
+        prompt_ids = (token for each in self._placed.plan.parts for token in each.part.token_ids)
+        # The chain of a conversation under `compose` says that each of its segments was composed.
+        is_composed = self._request.options.reuse is not Reuse.COMPOSE or not any(
+            part.kind is PartKind.SEGMENT and part.served is Served.LIVE for part in self._parts
+        )
+        return EndedTurn(
+            model,
+            prompt,
+            self._request.options.reuse,
+            "".join(self._texts),
+            (*prompt_ids, *self._token_ids, *closing_ids),
+            self._placed.worker_id,
+            self._held_key,
+            self._end if is_composed or self._end is not TurnEnd.KEPT else TurnEnd.NOT_COMPOSED,
+        )
 
     def _finish(self, reason: FinishReason, generated_tokens: int, decode_seconds: float) -> Done:
         if self._prefilled is None:
@@ -189,3 +220,9 @@ class Reply:
             ttft_budget_seconds=refresh.budget_seconds,
         )
         return Done(reason, usage, explanation)
+
+
+def _turn_end(event: Finished) -> TurnEnd:
+    if event.held_key:
+        return TurnEnd.KEPT
+    return TurnEnd.LENGTH if event.reason is FinishReason.LENGTH else TurnEnd.NOT_HELD

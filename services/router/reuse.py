@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +22,7 @@ from services.router.domain.plan import (
     CaptureCause,
     Captured,
     EntryKind,
+    Outcome,
     PartPlan,
     Plan,
     Served,
@@ -37,7 +38,9 @@ from services.router.domain.ports import CaptureOrder, Directory, PlanQuery, Wor
 from services.router.domain.refreshing import RefreshPolicy, settle_refresh, without_composed_prefixes
 from services.router.domain.request import Cold, Namespace, ReuseOptions
 from services.router.domain.schedule import Schedule
+from services.router.domain.turn import TurnWatch, watch_entry
 from services.router.domain.workers import WorkerView
+from services.router.turns import EndedTurn, TurnKeeper
 
 __all__ = ["ReusePolicy", "ReuseServices", "ReuseSession", "ReuseSubject"]
 
@@ -66,17 +69,19 @@ class ReuseServices:
     capturer: Capturer
     background: Background
     policy: ReusePolicy
+    turns: TurnKeeper
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseSubject:
-    """The prompt to plan, for whom, and how."""
+    """The prompt to plan, for whom, and how. watches_turn: the state behind its reply may be kept."""
 
     request_id: str
     prompt: Prompt
     model: ModelInfo
     options: ReuseOptions
     namespace: Namespace
+    watches_turn: bool = False
 
 
 class ReuseSession:
@@ -107,6 +112,8 @@ class ReuseSession:
         self.refresh = settle_refresh(subject.options, services.policy.refresh)
         plan = draft(subject.prompt, subject.model.profile, subject.options.reuse)
         self.plan: Plan = plan if self.refresh.is_none else without_composed_prefixes(plan)
+        self._watch: TurnWatch | None = None
+        self._turn: EndedTurn | None = None
         self.request_id = subject.request_id
         self.lease_id = ""
         self.plan_seconds = 0.0
@@ -122,13 +129,16 @@ class ReuseSession:
         background = self._services.background
         running = [task for task in self._captures if not task.done()]
         if self._is_complete and self._deferred and background.can_capture():
-            background.spawn_capture(self._capture_behind())
+            background.spawn_capture(self._leaving(self._capture_behind()))
         elif self._is_complete and running and background.can_capture():
             # The reply did without; the next one has them.
-            background.spawn_capture(self._finish_behind(running))
+            background.spawn_capture(self._leaving(self._finish_behind(running)))
         else:
             for task in running:
                 task.cancel()
+            if self._turn is not None:
+                background.spawn(self._leaving())
+                return
             self._stop_renewing()
             if self.lease_id:
                 background.spawn(self._release(self.lease_id))
@@ -142,7 +152,8 @@ class ReuseSession:
         Raises:
             UnavailableError: no worker takes prompts.
         """
-        await self._ask(self.plan.entries)
+        watch = (watch_entry(self._subject.prompt),) if self._watches_turn else ()
+        await self._ask(self.plan.entries, watch)
         started = time.monotonic()
         asked_seconds = self.plan_seconds
         if self._computes_in_place():
@@ -175,20 +186,56 @@ class ReuseSession:
 
     def note_first_token(self) -> None:
         """The worker now holds what it needs; the lease may end, unless captures are to follow the reply."""
-        if not self._deferred and all(task.done() for task in self._captures):
+        if not self._deferred and not self.is_watched and all(task.done() for task in self._captures):
             self._stop_renewing()
 
     def note_complete(self) -> None:
         """The reply has ended well; captures that were put off may begin."""
         self._is_complete = True
 
-    async def _ask(self, entries: Sequence[CacheEntry]) -> None:
-        if not entries:
+    @property
+    def is_watched(self) -> bool:
+        """Whether it will be known if something of the prompt was invalidated before the reply's end."""
+        return self._watch is not None
+
+    @property
+    def _watches_turn(self) -> bool:
+        """A chain does not say what was refreshed of what stands in it."""
+        return self._subject.watches_turn and self.refresh.is_none
+
+    def end_turn(self, turn: EndedTurn) -> None:
+        """The reply has ended; what becomes of the state behind it is settled once this session is left."""
+        self._turn = turn
+
+    async def _leaving(self, captures: Coroutine[None, None, None] | None = None) -> None:
+        """What follows a reply that has ended well, under its lease."""
+        try:
+            if self._turn is not None:
+                await self._services.turns.finish(self._turn, self._claim_turn)
+            if captures is not None:
+                await captures
+        finally:
+            if captures is not None:
+                captures.close()
+            self._stop_renewing()
+            await self._release(self.lease_id)
+
+    async def _claim_turn(self, entry: CacheEntry) -> Outcome | None:
+        """The directory's answer for the state behind the turn; None where something in it was invalidated since the plan."""
+        if self._watch is None:
+            return None
+        query = replace(self._query((self._watch.entry, entry)), admit_all=True)
+        answer = await self._services.directory.plan(query, self._services.policy.cache_timeout_seconds)
+        watched, outcome = answer.outcomes
+        return outcome if watched.ticket == self._watch.ticket else None
+
+    async def _ask(self, entries: Sequence[CacheEntry], watch: tuple[CacheEntry, ...] = ()) -> None:
+        if not entries and not watch:
             return
         started = time.monotonic()
         try:
             timeout = min(self._services.policy.cache_timeout_seconds, self.deadline.remaining())
-            answer = await self._services.directory.plan(self._query(entries), timeout)
+            answer = await self._services.directory.plan(self._query((*entries, *watch)), timeout)
         except HypicError as error:
             get_logger().warning("plan_failed", error=str(error))
             self.plan = without_directory(self.plan)
@@ -199,7 +246,9 @@ class ReuseSession:
         if self._renewer is None:
             self._renew_later()
         hashes = [entry.content_hash for entry in entries]
-        outcomes = dict(zip(hashes, answer.outcomes, strict=True))
+        outcomes = dict(zip(hashes, answer.outcomes[: len(entries)], strict=True))
+        if watch and (ticket := answer.outcomes[-1].ticket):
+            self._watch = TurnWatch(watch[0], ticket)
         if any(entry.kind is EntryKind.PREFIX for entry in entries):
             self.plan = settle_prefix(self.plan, outcomes)
         self.plan = settle_segments(self.plan, outcomes)
@@ -307,12 +356,8 @@ class ReuseSession:
     async def _capture_behind(self) -> None:
         segments = [cold_segment(each, self._subject.model) for each in self._deferred]
         orders = [_order(each) for each in self._deferred]
-        try:
-            timeout = self._services.policy.capture_timeout_seconds
-            await self._services.capturer.capture_apart(segments, orders, timeout)
-        finally:
-            self._stop_renewing()
-            await self._release(self.lease_id)
+        timeout = self._services.policy.capture_timeout_seconds
+        await self._services.capturer.capture_apart(segments, orders, timeout)
 
     async def _finish_behind(self, running: Sequence[asyncio.Task[CaptureOutcome]]) -> None:
         try:
@@ -320,8 +365,6 @@ class ReuseSession:
         finally:
             for task in running:
                 task.cancel()
-            self._stop_renewing()
-            await self._release(self.lease_id)
 
     def note_captures(self, plan: Plan) -> Plan:
         """A plan with what has become by now of the captures beside the combine worker's own."""

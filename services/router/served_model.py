@@ -1,12 +1,14 @@
 """The model that the router speaks for, and where it comes from."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from services.router.domain.assembly import Assembler
 from services.router.domain.model import ModelInfo
-from services.router.domain.request import PromptError
+from services.router.domain.parts import Prompt
+from services.router.domain.request import ChatPrompt, PromptError, TextPrompt
 from services.router.domain.text_ports import Detokenizer
 
 __all__ = ["Models", "ServedModel"]
@@ -20,6 +22,16 @@ class ServedModel:
     assembler: Assembler
     new_detokenizer: Callable[[], Detokenizer]
     created: int
+
+    async def assemble(self, prompt: ChatPrompt | TextPrompt) -> Prompt:
+        """What takes long leaves the event loop free; what does not is spared the change of threads, which takes longer.
+
+        Raises:
+            PromptError: see `Assembler`.
+        """
+        if self.assembler.is_quick(prompt):
+            return self.assembler.assemble(prompt)
+        return await asyncio.to_thread(self.assembler.assemble, prompt)
 
     def check_name(self, name: str) -> None:
         """Refuse another name than the model's.

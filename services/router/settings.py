@@ -74,6 +74,11 @@ class RouterSettings(PeerSettings):
     )
     default_max_tokens: int = Field(default=1024, ge=1, description="length of a reply when the request names none")
 
+    keep_turns: bool = Field(
+        default=True,
+        description="the state behind a reply is kept where the conversation's next turn can begin with it",
+    )
+
     max_body_bytes: int = Field(default=32 << 20, ge=1, description="larger request bodies are refused with 413")
     max_header_bytes: int = Field(default=64 << 10, ge=1024, description="larger request heads are refused with 431")
     max_parts: int = Field(

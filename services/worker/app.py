@@ -17,6 +17,7 @@ from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.grammars import GrammarCompiler
 from services.worker.adapters.held_states import HeldStates
+from services.worker.adapters.held_turns import HeldTurns, held_key_of
 from services.worker.adapters.metrics import TokenGaps, WorkerMetrics
 from services.worker.adapters.prompt_fetch import PromptFetch
 from services.worker.adapters.residency import Residency
@@ -36,6 +37,8 @@ from services.worker.engine.requests import (
     HeldEvent,
     PrefilledEvent,
     TokenEvent,
+    TurnHeldEvent,
+    TurnHold,
 )
 
 __all__ = ["WorkerService"]
@@ -115,6 +118,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._metrics = metrics
         self._running = _RunningCalls()
         self._grammars = GrammarCompiler(served.tokenizer_json, served.spec.vocab_size, served.stop_token_ids)
+        self._turns = HeldTurns(engine, residency, place.turn_seconds)
         self._sender = StateSender(residency.tiers, residency.receipt_of, ByteBudget(place.fetch_bytes))
 
     async def drain(self, seconds: float) -> None:
@@ -149,11 +153,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         tickets = ordered | {order.key: order.ticket for order in request.snapshots}
         publishing, gaps = _Publishing(self._residency, tickets), TokenGaps(self._metrics)
         wanted = messages.wanted_states(request)
-        counted = self._running.begin()
+        counted, held_key = self._running.begin(), b""
         self._transfers.use(wanted)
         try:
             refresh = messages.refresh_order(request, self._residency.tiers.policy.engine)
-            job = replace(job, grammar=await self._grammars.compile(request), refresh=refresh)
+            grammar = await self._grammars.compile(request)
+            job = replace(job, grammar=grammar, refresh=refresh, turn=self._turn_of(request, call_id))
             await self._residency.forget_ordered(ordered)
             fetch = PromptFetch(await self._transfers.plan(wanted) if self._place.moves_states else {})
             await self._engine.call(Submit(fetch.mark(job)))
@@ -179,9 +184,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 if isinstance(event, FinishedEvent):
                     # The caller goes with the last event, and what is unpublished then is dropped.
                     await publishing.wait()
+                    held_key = self._turns.adopt(call_id, events) if event.holds else b""
                 if isinstance(event, PrefilledEvent):
                     event = fetch.complete(event, job, self._transfers.describe)
-                yield messages.event_message(event)
+                yield messages.event_message(event, held_key)
                 if isinstance(event, PrefilledEvent):
                     self._on_prefilled(event)
                     for snapshot in event.snapshots:
@@ -192,9 +198,20 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             raise messages.service_error(error) from error
         finally:
             publishing.cancel()
-            self._engine.post(Cancel(call_id))
+            if not held_key:
+                self._engine.post(Cancel(call_id))
             counted.close()
             await asyncio.shield(self._leave(tickets, wanted.keys()))
+
+    async def Keep(  # noqa: N802
+        self,
+        request: worker_pb2.KeepRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.KeepRequest, worker_pb2.KeepResponse],
+    ) -> worker_pb2.KeepResponse:
+        """See worker.proto."""
+        messages.check_key("key", request.key)
+        reason = await self._turns.keep(request.held_key, request.key, request.ticket)
+        return worker_pb2.KeepResponse(reason=reason)
 
     async def Capture(  # noqa: N802
         self,
@@ -261,12 +278,17 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.DropRequest, worker_pb2.DropResponse],
     ) -> worker_pb2.DropResponse:
         """See worker.proto."""
+        self._turns.let_go(request.keys)
         return worker_pb2.DropResponse(num_dropped=await self._residency.drop(request.keys))
 
     async def _leave(self, ordered: Iterable[bytes], used: Collection[bytes]) -> None:
         """A request has ended: what it has not published is dropped, what it used of other workers given back."""
         await self._residency.abandon(ordered)
         await self._transfers.leave(used)
+
+    def _turn_of(self, request: worker_pb2.GenerateRequest, call_id: str) -> TurnHold | None:
+        hold = messages.turn_hold(request, held_key_of(call_id), self._served.spec.vocab_size)
+        return hold if self._place.turn_seconds else None
 
     def _on_captured(self, event: CaptureEvent) -> None:
         self._metrics.on_capture(event)
@@ -319,6 +341,8 @@ async def _until_finished(
         event = await events.get()
         if isinstance(event, FailedEvent):
             raise event.error
+        if isinstance(event, TurnHeldEvent):
+            raise AssertionError("a turn is held behind its reply's end")
         yield event
         if isinstance(event, FinishedEvent):
             return

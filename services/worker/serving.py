@@ -231,6 +231,7 @@ def _assemble(
         settings.min_body,
         settings.fetch_bytes,
         settings.tensor_parallel == 1,
+        settings.turn_seconds,
     )
     limits = HoldLimits(settings.held_seconds, settings.held_bytes, settings.fetch_bytes)
     held = HeldStates(engine, served, place.moves_states, limits, metrics, states.threads)

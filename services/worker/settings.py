@@ -124,6 +124,13 @@ class WorkerSettings(PeerSettings):
         default=5.0, gt=0.0, description="longest wait of a prompt for stored states; then they are computed in place"
     )
 
+    turn_seconds: float = Field(
+        default=5.0,
+        ge=0.0,
+        description="how long the state behind a reply is held until the router says whether it is of use to the next turn;"
+        " 0 holds none",
+    )
+
     shares_memory: bool = Field(
         default=True,
         description="states go to workers of the same host through memory that both map, where both see each other's processes",

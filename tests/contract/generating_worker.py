@@ -1,5 +1,6 @@
 """A worker over a tiny model that captures, combines and decodes over real gRPC, with a stub of the cache service."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -61,6 +62,29 @@ class ServedWorker:
         request = worker_pb2.GenerateRequest(parts=[*parts, LAST], sampling=sampling, refresh=refresh)
         return self.stub.Generate(request, timeout=CALL_SECONDS)
 
+    async def end_turn(self, stop: int = 5) -> bytes:
+        """The key under which the state behind a reply of some tokens is held; they end with that stop token."""
+        sampling = worker_pb2.Sampling(max_tokens=12, min_tokens=4, stop_token_ids=[5])
+        sampling.logit_bias.add(token_id=5, bias=100.0)
+        request = worker_pb2.GenerateRequest(parts=[LAST], sampling=sampling, closing_token_ids=[stop, 9])
+        events = [event async for event in self.stub.Generate(request, timeout=CALL_SECONDS)]
+        assert events[-1].finished.reason == worker_pb2.FINISH_REASON_STOP
+        return events[-1].finished.held_key
+
+    async def keep(self, held_key: bytes, key: bytes = KEY, fence: int = 3) -> str:
+        """Why it is not kept; empty when it is."""
+        ticket = worker_pb2.TicketRef(ticket_id="turn", fence=fence)
+        request = worker_pb2.KeepRequest(held_key=held_key, key=key, ticket=ticket)
+        return str((await self.stub.Keep(request, timeout=CALL_SECONDS)).reason)
+
+    async def until_gone(self, key: bytes) -> None:
+        """The engine has no state under a key any more."""
+        for _ in range(1000):
+            if not await self.holds(key):
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("the state is still there")
+
     async def holds(self, key: bytes) -> bool:
         """Whether the engine has a state under a key."""
         return await self.engine.call(lambda engine: key in engine.context.store)
@@ -71,7 +95,9 @@ class ServedWorker:
 
 
 @asynccontextmanager
-async def run_worker(directory: Path, limits: HoldLimits = HOLD_LIMITS) -> AsyncIterator[ServedWorker]:
+async def run_worker(
+    directory: Path, limits: HoldLimits = HOLD_LIMITS, turn_seconds: float = CALL_SECONDS
+) -> AsyncIterator[ServedWorker]:
     """The worker; engine and memory must add up at the end."""
     write_random_checkpoint(directory, DEMO)
     settings = WorkerSettings(checkpoint=directory, page_bytes=16 << 20, state_bytes=64 << 20)
@@ -90,7 +116,8 @@ async def run_worker(directory: Path, limits: HoldLimits = HOLD_LIMITS) -> Async
     residency = Residency(engine, CacheClient(cache_channel, identity), "host", tiers)
     transfers = Transfers(engine, served, tiers, peers, residency, metrics, CALL_SECONDS)
     held = HeldStates(engine, served, True, limits, metrics, tiers.threads)
-    service = WorkerService(served, WorkerPlace("w"), engine, residency, transfers, held, metrics)
+    place = WorkerPlace("w", turn_seconds=turn_seconds)
+    service = WorkerService(served, place, engine, residency, transfers, held, metrics)
     server, port = await create_server(
         [lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)],
         "127.0.0.1:0",

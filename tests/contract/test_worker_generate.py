@@ -18,8 +18,8 @@ def ordered(key: bytes, ids: tuple[int, ...], fence: int) -> worker_pb2.PromptPa
 
 
 @pytest.fixture
-async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
-    async with run_worker(tmp_path) as running:
+async def worker(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[ServedWorker]:
+    async with run_worker(tmp_path, turn_seconds=getattr(request, "param", CALL_SECONDS)) as running:
         yield running
 
 
@@ -87,11 +87,7 @@ async def test_no_token_waits_for_the_directory_and_nothing_unpublished_stays(wo
     assert kinds == ["prefilled", "tokens"]
     assert await worker.holds(KEY)
     call.cancel()
-    for _ in range(1000):
-        if not await worker.holds(KEY):
-            break
-        await asyncio.sleep(0.02)
-    assert not await worker.holds(KEY)
+    await worker.until_gone(KEY)
     assert worker.cache.published == []
 
 
@@ -102,3 +98,43 @@ async def test_only_segments_are_captured(worker: ServedWorker) -> None:
         await worker.generate(part)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "parts[0].capture" in str(refused.value.details())
+
+
+async def test_the_state_behind_a_reply_is_kept_under_a_ticket(worker: ServedWorker) -> None:
+    held = await worker.end_turn()
+    assert await worker.keep(held) == ""
+    ((key, fence),) = [(each.key, each.fence) for each in worker.cache.published]
+    assert (key, fence) == (KEY, 3)
+    state = await worker.engine.call(lambda engine: engine.context.store.get(KEY))
+    assert state is not None
+    assert state.token_ids[:3] == (1, 2, 3)
+    assert state.token_ids[-2:] == (5, 9)
+    assert len(state.token_ids) == 3 + 4 + 2
+    await worker.until_gone(held)
+    assert await worker.keep(held, OTHER) == "not_held"
+    assert await worker.holds(KEY)
+    assert not await worker.holds(OTHER)
+
+
+async def test_what_the_router_does_not_want_goes_at_once(worker: ServedWorker) -> None:
+    held = await worker.end_turn()
+    await worker.stub.Drop(worker_pb2.DropRequest(keys=[held]), timeout=CALL_SECONDS)
+    await worker.until_gone(held)
+    assert await worker.keep(held) == "not_held"
+    assert await worker.end_turn(stop=6) == b""
+    assert worker.cache.published == []
+
+
+@pytest.mark.parametrize("worker", [0.2], indirect=True)
+async def test_what_no_router_asks_for_goes_after_its_time(worker: ServedWorker) -> None:
+    held = await worker.end_turn()
+    assert held
+    # A timer of the worker's own loop, which is set before this one.
+    await asyncio.sleep(0.5)
+    assert await worker.keep(held) == "not_held"
+    await worker.until_gone(held)
+
+
+@pytest.mark.parametrize("worker", [0.0], indirect=True)
+async def test_nothing_is_held_for_no_time(worker: ServedWorker) -> None:
+    assert await worker.end_turn() == b""

@@ -14,7 +14,7 @@ import torch
 from services.common.errors import UnavailableError
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.engine.command_wire import decode, encode
-from services.worker.engine.commands import Cancel, Command, Drop, Submit, SubmitCapture
+from services.worker.engine.commands import Cancel, Command, Drop, Rename, Submit, SubmitCapture
 from services.worker.engine.grammar import TokenGrammar
 from services.worker.engine.leading import Lead, Orders, RankError, follow
 from services.worker.engine.limits import EngineLimits
@@ -27,6 +27,7 @@ from services.worker.engine.requests import (
     PromptPart,
     Serving,
     SnapshotOrder,
+    TurnHold,
 )
 from services.worker.engine.sampling import CreateSampler, Likeliest, Sampler, SamplingOptions
 from tests.exactness.rig import create_context, draw_ids
@@ -44,7 +45,8 @@ def request(heard: Heard, temperature: float = 0.0, seed: int | None = None) -> 
         logit_bias=((3, 1.5), (9, -2.0)), repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=-0.5,
     )  # fmt: skip
     snapshots = (SnapshotOrder(SNAPSHOT, 1),)
-    return GenerateRequest("asked", parts, options, heard.events.append, b"prefix", snapshots, priority=-3)
+    hold = TurnHold(b"held", (501, 3))
+    return GenerateRequest("asked", parts, options, heard.events.append, b"prefix", snapshots, priority=-3, turn=hold)
 
 
 def ordered() -> Submit:
@@ -69,6 +71,7 @@ def capture() -> SubmitCapture:
         Cancel("asked"),
         Drop((KEY, SNAPSHOT)),
         Drop(()),
+        Rename(KEY, SNAPSHOT),
     ],
     ids=lambda command: type(command).__name__,
 )
@@ -159,6 +162,25 @@ def test_a_follower_ends_where_its_leader_is(make: EngineMaker, ends: tuple[sock
         assert states[1] is not None
         assert states[0].token_ids == states[1].token_ids
     follower.check_integrity()
+
+
+def test_a_turn_is_held_and_kept_by_both(make: EngineMaker, ends: tuple[socket.socket, socket.socket]) -> None:
+    """Its end is run without drawing: each rank knows the tokens."""
+    leader, orders, heard = Leader(make, ends[0]), Orders(ends[1]), Heard()
+    follower = make(orders.create_sampler)
+    options = SamplingOptions(12, stop_ids=frozenset({5}), min_tokens=3, logit_bias=((5, 100.0),))
+    hold = TurnHold(KEY, (5, 9))
+    leader.obey(Submit(GenerateRequest("turn", (PromptPart(QUESTION),), options, heard.events.append, turn=hold)))
+    leader.run()
+    leader.obey(Rename(KEY, SNAPSHOT))
+    leader.lead.close()
+    catch_up(follower, orders)
+    for engine in (leader.engine, follower):
+        state = engine.context.store.get(SNAPSHOT)
+        assert state is not None
+        assert state.token_ids == (*QUESTION, *heard.tokens, 5, 9)
+        assert KEY not in engine.context.store
+        engine.check_integrity()
 
 
 def test_what_is_dropped_and_cancelled_is_so_for_both(

@@ -22,9 +22,9 @@ SURFACES = {
     "services.worker.engine.loop": ["Engine"],
     "services.worker.engine.requests": [
         "CaptureEvent", "CaptureJob", "CaptureSegment", "EngineError", "EngineFullError", "FailedEvent", "FetchEvent",
-        "FinishReason",
-        "FinishedEvent", "GenerateEvent", "GenerateRequest", "HeldEvent", "NotServedError", "PrefilledEvent", "PromptPart",
-        "PromptTooLargeError", "ServedPart", "Serving", "SnapshotOrder", "StoredSnapshot", "TokenEvent",
+        "FinishReason", "FinishedEvent", "GenerateEvent", "GenerateRequest", "HeldEvent", "NotServedError",
+        "PrefilledEvent", "PromptPart", "PromptTooLargeError", "ServedPart", "Serving", "SnapshotOrder",
+        "StoredSnapshot", "TokenEvent", "TurnHeldEvent", "TurnHold",
     ],
     "services.worker.ops.recurrence.naive": ["capture", "scan", "step", "walk"],
     "services.worker.ops.short_conv.naive": ["step", "walk"],

@@ -716,6 +716,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
     REFRESH_FIELD_NUMBER: _builtins.int
+    CLOSING_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     lease_id: _builtins.str
     prefix_key: _builtins.bytes
@@ -740,6 +741,12 @@ class GenerateRequest(_message.Message):
     def refresh(self) -> Global___Refresh:
         """Absent: nothing is refreshed."""
 
+    @_builtins.property
+    def closing_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens that end the reply's message in the next prompt, the stop token first; empty where the state behind them is not
+        wanted. After a reply that this stop token ends the worker runs them too, where `max_tokens` leaves room.
+        """
+
     def __init__(
         self,
         *,
@@ -753,10 +760,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         hold: Global___HoldOrder | None = ...,
         refresh: Global___Refresh | None = ...,
+        closing_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "refresh", b"refresh", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "refresh", b"refresh", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing_token_ids", b"closing_token_ids", "grammar", b"grammar", "hold", b"hold", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "refresh", b"refresh", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1072,23 +1080,75 @@ class Finished(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     DECODE_SECONDS_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_KEY_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     decode_seconds: _builtins.float
     generated_tokens: _builtins.int
+    held_key: _builtins.bytes
+    """The state behind the closing tokens is held for a few seconds under this name, for `Keep`, or `Drop`; empty where none is."""
     def __init__(
         self,
         *,
         reason: Global___FinishReason.ValueType = ...,
         decode_seconds: _builtins.float = ...,
         generated_tokens: _builtins.int = ...,
+        held_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_seconds", b"decode_seconds", "generated_tokens", b"generated_tokens", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_seconds", b"decode_seconds", "generated_tokens", b"generated_tokens", "held_key", b"held_key", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class KeepRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELD_KEY_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    held_key: _builtins.bytes
+    """As `Finished` named it."""
+    key: _builtins.bytes
+    """The stored key from now on."""
+    @_builtins.property
+    def ticket(self) -> Global___TicketRef: ...
+    def __init__(
+        self,
+        *,
+        held_key: _builtins.bytes = ...,
+        key: _builtins.bytes = ...,
+        ticket: Global___TicketRef | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_key", b"held_key", "key", b"key", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepRequest: _TypeAlias = KeepRequest  # noqa: Y015
+
+@_typing.final
+class KeepResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """Why the state is not kept; empty when it is."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepResponse: _TypeAlias = KeepResponse  # noqa: Y015
 
 @_typing.final
 class DropRequest(_message.Message):

@@ -59,6 +59,11 @@ class WorkerServiceStub:
                 request_serializer=hypic_dot_v1_dot_worker__pb2.TakeRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_worker__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.Keep = channel.unary_unary(
+                '/hypic.v1.WorkerService/Keep',
+                request_serializer=hypic_dot_v1_dot_worker__pb2.KeepRequest.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_worker__pb2.KeepResponse.FromString,
+                _registered_method=True)
         self.Drop = channel.unary_unary(
                 '/hypic.v1.WorkerService/Drop',
                 request_serializer=hypic_dot_v1_dot_worker__pb2.DropRequest.SerializeToString,
@@ -110,6 +115,13 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request, context):
+        """Publishes the state that a reply has left held, as a prefix snapshot under a ticket.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drop(self, request, context):
         """Makes states unreachable at once; memory follows with the last reference.
         """
@@ -151,6 +163,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Take,
                     request_deserializer=hypic_dot_v1_dot_worker__pb2.TakeRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_worker__pb2.Chunk.SerializeToString,
+            ),
+            'Keep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=hypic_dot_v1_dot_worker__pb2.KeepRequest.FromString,
+                    response_serializer=hypic_dot_v1_dot_worker__pb2.KeepResponse.SerializeToString,
             ),
             'Drop': grpc.unary_unary_rpc_method_handler(
                     servicer.Drop,
@@ -298,6 +315,33 @@ class WorkerService:
             '/hypic.v1.WorkerService/Take',
             hypic_dot_v1_dot_worker__pb2.TakeRequest.SerializeToString,
             hypic_dot_v1_dot_worker__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypic.v1.WorkerService/Keep',
+            hypic_dot_v1_dot_worker__pb2.KeepRequest.SerializeToString,
+            hypic_dot_v1_dot_worker__pb2.KeepResponse.FromString,
             options,
             channel_credentials,
             insecure,

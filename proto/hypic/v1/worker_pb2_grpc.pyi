@@ -43,6 +43,8 @@ class WorkerServiceStub:
     """A decode state that `Generate` holds for another engine, layer by layer, as `Fetch` sends segment states. The first call with
     a handle reads it, and nobody after that. Closing the stream cancels.
     """
+    Keep: _grpc.UnaryUnaryMultiCallable[_worker_pb2.KeepRequest, _worker_pb2.KeepResponse]
+    """Publishes the state that a reply has left held, as a prefix snapshot under a ticket."""
     Drop: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]
     """Makes states unreachable at once; memory follows with the last reference."""
     Report: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.ReportResponse]
@@ -63,6 +65,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """A decode state that `Generate` holds for another engine, layer by layer, as `Fetch` sends segment states. The first call with
     a handle reads it, and nobody after that. Closing the stream cancels.
     """
+    Keep: _aio.UnaryUnaryMultiCallable[_worker_pb2.KeepRequest, _worker_pb2.KeepResponse]  # type: ignore[assignment]
+    """Publishes the state that a reply has left held, as a prefix snapshot under a ticket."""
     Drop: _aio.UnaryUnaryMultiCallable[_worker_pb2.DropRequest, _worker_pb2.DropResponse]  # type: ignore[assignment]
     """Makes states unreachable at once; memory follows with the last reference."""
     Report: _aio.UnaryUnaryMultiCallable[_worker_pb2.ReportRequest, _worker_pb2.ReportResponse]  # type: ignore[assignment]
@@ -110,6 +114,14 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """A decode state that `Generate` holds for another engine, layer by layer, as `Fetch` sends segment states. The first call with
         a handle reads it, and nobody after that. Closing the stream cancels.
         """
+
+    @_abc_1.abstractmethod
+    def Keep(
+        self,
+        request: _worker_pb2.KeepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.KeepResponse, _abc.Awaitable[_worker_pb2.KeepResponse]]:
+        """Publishes the state that a reply has left held, as a prefix snapshot under a ticket."""
 
     @_abc_1.abstractmethod
     def Drop(

@@ -15,6 +15,7 @@ from services.common.telemetry import new_request_id
 from services.router.adapters import messages
 from services.router.adapters.plan_stream import PlanStream
 from services.router.adapters.releases import GatheredReleases
+from services.router.domain.plan import Ticket
 from services.router.domain.ports import (
     CaptureBatch,
     CaptureResult,
@@ -152,6 +153,15 @@ class GrpcWorker:
         async with aclosing(self._events(call)) as events:
             async for event in events:
                 yield messages.capture_result(event)
+
+    async def keep(self, held_key: bytes, key: bytes, ticket: Ticket, timeout_seconds: float) -> str:
+        """See `Worker`."""
+        request = messages.keep_request(held_key, key, ticket)
+        try:
+            response = await self._stub.Keep(request, timeout=timeout_seconds, metadata=request_metadata())
+        except grpc.aio.AioRpcError as error:
+            raise error_from_status(error) from error
+        return str(response.reason)
 
     async def drop(self, keys: Sequence[bytes], timeout_seconds: float) -> int:
         """See `Worker`."""

@@ -39,6 +39,7 @@ __all__ = [
     "generate_request",
     "hold_event",
     "hold_request",
+    "keep_request",
     "model_info",
     "namespace_message",
     "plan_answer",
@@ -208,6 +209,7 @@ def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
         ],
         priority=order.priority,
         refresh=_refresh(order.refresh),
+        closing_token_ids=order.closing_ids,
     )
     for part in order.parts:
         _add_part(message, part)
@@ -250,6 +252,11 @@ def _refresh(refresh: Refresh) -> worker_pb2.Refresh | None:
     return worker_pb2.Refresh(blocks=refresh.blocks)
 
 
+def keep_request(held_key: bytes, key: bytes, ticket: Ticket) -> worker_pb2.KeepRequest:
+    """The message that keeps a held state."""
+    return worker_pb2.KeepRequest(held_key=held_key, key=key, ticket=_ticket_ref(ticket))
+
+
 def _grammar(grammar: Grammar | None) -> worker_pb2.Grammar | None:
     if grammar is None:
         return None
@@ -286,7 +293,8 @@ def generate_event(event: worker_pb2.GenerateEvent) -> GenerateEvent:
     if kind == "tokens":
         return Tokens(tuple(event.tokens.token_ids), tuple(map(_token_logprobs, event.tokens.logprobs)))
     finished = event.finished
-    return Finished(_FINISH_REASONS[finished.reason], finished.decode_seconds, finished.generated_tokens)
+    reason = _FINISH_REASONS[finished.reason]
+    return Finished(reason, finished.decode_seconds, finished.generated_tokens, finished.held_key)
 
 
 def hold_event(event: worker_pb2.GenerateEvent) -> HoldEvent:

@@ -17,6 +17,7 @@ from services.router.domain.parts import PartKind, Reason
 from services.router.domain.plan import CaptureCause, Served
 from services.router.domain.request import GenerationRequest
 from services.router.domain.tenancy import OTHER_TENANTS
+from services.router.domain.turn import TurnEnd
 from services.router.reply import Done, ReplyEvent, Started
 
 __all__ = ["Generator", "MeteredRouter", "RouterMetrics"]
@@ -154,6 +155,11 @@ class RouterMetrics:
             " itself, or no engine was there (worker).",
             "began_from",
         )
+        self.turns = counter(
+            "turns",
+            "Replies in a conversation, by what became of the state behind them: kept for the next turn, or why not.",
+            "end",
+        )
         self.fetches = counter("fetched_parts", "Parts whose state the combining worker fetched.", "source")
 
     def group_of(self, tenant: str) -> str:
@@ -163,6 +169,10 @@ class RouterMetrics:
     def count_capture(self, cause: CaptureCause, is_stored: bool) -> None:
         """A capture ahead of a reply, or behind one, has ended."""
         self.captures.labels(cause.value, "stored" if is_stored else "failed").inc()
+
+    def count_turn(self, end: TurnEnd) -> None:
+        """The state behind a reply was kept, or not."""
+        self.turns.labels(end.value).inc()
 
     def count_error(self, error: Exception) -> None:
         """A request failed before or inside its reply."""

@@ -5,7 +5,7 @@ special tokens, client strings without, so that no client string can forge a con
 concatenation of its parts' ids in every reuse mode.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -59,6 +59,11 @@ class Assembler:
         self._refuse_hopeless([item.text for message in messages for item in message.content], "messages")
         self._refuse_hopeless([tool.definition for tool in prompt.tools], "tools")
         return self._finish(self._chat_parts(messages, prompt.tools), "messages")
+
+    def closing_ids(self, stop_token_ids: Collection[int]) -> tuple[int, ...]:
+        """The tokens that end an assistant's message, where one of these is the first; none otherwise."""
+        ids = self.tokenizer.encode_template(self.message_ends.get(Role.ASSISTANT, ""))
+        return ids if ids and ids[0] in stop_token_ids else ()
 
     def is_quick(self, prompt: ChatPrompt | TextPrompt) -> bool:
         """Whether `assemble` takes about a millisecond: little text, or text whose parts are at hand."""

@@ -143,7 +143,10 @@ class PartOrder:
 
 @dataclass(frozen=True, slots=True)
 class GenerateOrder:
-    """A prompt to combine and decode; `sampling.max_tokens` is set."""
+    """A prompt to combine and decode; `sampling.max_tokens` is set.
+
+    closing_ids: what ends the reply's message, where the state behind that is wanted.
+    """
 
     request_id: str
     lease_id: str
@@ -154,6 +157,7 @@ class GenerateOrder:
     snapshots: tuple[Snapshot, ...]
     priority: int = 0
     refresh: Refresh = field(default_factory=lambda: Refresh(0))
+    closing_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +260,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event."""
+    """The last event. held_key: of the state that the worker holds for a moment behind the reply; empty where it holds none."""
 
     reason: FinishReason
     decode_seconds: float
     generated_tokens: int
+    held_key: bytes = b""
 
 
 GenerateEvent = Prefilled | Tokens | Finished
@@ -280,6 +285,10 @@ class Worker(Protocol):
 
     def hold(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[HoldEvent]:
         """Combine the parts of a prompt and hold its decode state, in place of decoding, until the iterator is closed."""
+        ...
+
+    async def keep(self, held_key: bytes, key: bytes, ticket: Ticket, timeout_seconds: float) -> str:
+        """Publish a held state as a snapshot; why it is not, empty when it is."""
         ...
 
     async def drop(self, keys: Sequence[bytes], timeout_seconds: float) -> int:

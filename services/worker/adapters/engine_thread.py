@@ -45,7 +45,7 @@ class EngineThread:
         self._thread.start()
         await asyncio.wrap_future(self._built)
 
-    def post(self, command: Callable[[Engine], None]) -> None:
+    def post(self, command: Callable[[Engine], object]) -> None:
         """Run a command on the engine's thread, sometime soon."""
 
         def run(engine: Engine) -> None:

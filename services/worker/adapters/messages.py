@@ -31,6 +31,7 @@ from services.worker.engine.requests import (
     Serving,
     SnapshotOrder,
     TokenEvent,
+    TurnHold,
 )
 from services.worker.engine.sampling import SamplingOptions
 from services.worker.tiers.speeds import TokenSpeed
@@ -38,6 +39,7 @@ from services.worker.tiers.speeds import TokenSpeed
 __all__ = [
     "WorkerPlace",
     "capture_segments",
+    "check_key",
     "describe",
     "event_message",
     "generate_request",
@@ -45,6 +47,7 @@ __all__ = [
     "refresh_order",
     "released_message",
     "service_error",
+    "turn_hold",
     "wanted_states",
 ]
 
@@ -65,7 +68,8 @@ class WorkerPlace:
     """Which of several workers this one is, and what it does.
 
     min_body: segments with a shorter body are computed live; fetch_bytes: of layers on their way out that are in memory at once;
-    moves_states: its states go to other workers, and it takes theirs.
+    moves_states: its states go to other workers, and it takes theirs; turn_seconds: how long the state behind a reply is held
+    until a router says what becomes of it; 0 holds none.
     """
 
     worker_id: str
@@ -74,6 +78,7 @@ class WorkerPlace:
     min_body: int = 16
     fetch_bytes: int = 256 << 20
     moves_states: bool = True
+    turn_seconds: float = 5.0
 
 
 def service_error(error: EngineError) -> HypicError:
@@ -118,7 +123,7 @@ def refresh_order(message: worker_pb2.GenerateRequest, speed: TokenSpeed) -> Ref
 def generate_request(
     message: worker_pb2.GenerateRequest, call_id: str, vocab_size: int, sink: Callable[[GenerateEvent], None]
 ) -> GenerateRequest:
-    """A checked request.
+    """A checked request; the state behind its reply is not held yet.
 
     Raises:
         InvalidRequestError: a field is missing or out of range.
@@ -146,7 +151,7 @@ def _part(index: int, part: worker_pb2.PromptPart, vocab_size: int) -> PromptPar
     if not part.token_ids:
         raise InvalidRequestError(f"parts[{index}].token_ids: a part has at least one token")
     if serving is Serving.SEGMENT:
-        _check_key(f"parts[{index}].key", part.key)
+        check_key(f"parts[{index}].key", part.key)
     _check_ids(f"parts[{index}].token_ids", part.token_ids, vocab_size)
     is_ordered = part.HasField("capture")
     if is_ordered and serving is not Serving.SEGMENT:
@@ -155,7 +160,7 @@ def _part(index: int, part: worker_pb2.PromptPart, vocab_size: int) -> PromptPar
 
 
 def _snapshot(order: worker_pb2.SnapshotRequest, num_parts: int) -> SnapshotOrder:
-    _check_key("snapshots.key", order.key)
+    check_key("snapshots.key", order.key)
     if not 1 <= order.after_part < num_parts:
         raise InvalidRequestError(f"snapshots.after_part: must lie between 1 and {num_parts - 1}")
     return SnapshotOrder(order.key, order.after_part)
@@ -193,12 +198,13 @@ def capture_segments(message: worker_pb2.CaptureRequest, vocab_size: int) -> tup
     if not message.segments:
         raise InvalidRequestError("segments: name at least one")
     for index, segment in enumerate(message.segments):
-        _check_key(f"segments[{index}].key", segment.key)
+        check_key(f"segments[{index}].key", segment.key)
         _check_ids(f"segments[{index}].token_ids", segment.token_ids, vocab_size)
     return tuple(CaptureSegment(segment.key, tuple(segment.token_ids)) for segment in message.segments)
 
 
-def _check_key(field: str, key: bytes) -> None:
+def check_key(field: str, key: bytes) -> None:
+    """Raises InvalidRequestError where this is no stored key."""
     if len(key) != HASH_BYTES:
         raise InvalidRequestError(f"{field}: must have {HASH_BYTES} bytes, not {len(key)}")
 
@@ -222,8 +228,20 @@ def released_message(held: HeldState) -> worker_pb2.GenerateEvent:
     return worker_pb2.GenerateEvent(released=worker_pb2.Released(taken=held.is_taken))
 
 
-def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_pb2.GenerateEvent:
-    """One event of a request."""
+def turn_hold(message: worker_pb2.GenerateRequest, held_key: bytes, vocab_size: int) -> TurnHold | None:
+    """What the engine is to hold behind the reply; None where nothing is wanted.
+
+    Raises:
+        InvalidRequestError: a token is out of range.
+    """
+    _check_ids("closing_token_ids", message.closing_token_ids, vocab_size)
+    return TurnHold(held_key, tuple(message.closing_token_ids)) if message.closing_token_ids else None
+
+
+def event_message(
+    event: PrefilledEvent | TokenEvent | FinishedEvent, held_key: bytes = b""
+) -> worker_pb2.GenerateEvent:
+    """One event of a request; held_key: of the state behind its reply, once that has ended."""
     if isinstance(event, TokenEvent):
         logprobs = [] if event.logprobs is None else [_token_logprobs(event.logprobs)]
         return worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[event.token_id], logprobs=logprobs))
@@ -232,6 +250,7 @@ def event_message(event: PrefilledEvent | TokenEvent | FinishedEvent) -> worker_
             reason=_FINISH_MESSAGE[event.reason],
             decode_seconds=event.decode_seconds,
             generated_tokens=event.generated_tokens,
+            held_key=held_key,
         )
         return worker_pb2.GenerateEvent(finished=finished)
     prefilled = worker_pb2.Prefilled(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from services.worker.engine.commands import Cancel, Command, Drop, Submit, SubmitCapture
+from services.worker.engine.commands import Cancel, Command, Drop, Rename, Submit, SubmitCapture
 from services.worker.engine.refresh import RefreshOrder, SweepCost
 from services.worker.engine.requests import (
     CaptureEvent,
@@ -18,6 +18,7 @@ from services.worker.engine.requests import (
     PromptPart,
     Serving,
     SnapshotOrder,
+    TurnHold,
 )
 from services.worker.engine.sampling import SamplingOptions
 
@@ -57,6 +58,7 @@ def _take_apart(command: Command) -> tuple[dict[str, Any], Sequence[Sequence[int
                 "priority": request.priority,
                 "refresh": None if request.refresh is None else asdict(request.refresh),
                 "snapshots": [[order.key.hex(), order.after_part] for order in request.snapshots],
+                "turn": None if request.turn is None else [request.turn.key.hex(), request.turn.closing_ids],
             }
             return head, [part.token_ids for part in request.parts]
         case SubmitCapture(job):
@@ -67,6 +69,8 @@ def _take_apart(command: Command) -> tuple[dict[str, Any], Sequence[Sequence[int
             return {"kind": "cancel", "id": request_id}, []
         case Drop(keys):
             return {"kind": "drop", "keys": [key.hex() for key in keys]}, []
+        case Rename(key, new_key):
+            return {"kind": "rename", "keys": [key.hex(), new_key.hex()]}, []
 
 
 def _put_together(head: dict[str, Any], runs: Iterator[tuple[int, ...]]) -> Command:
@@ -89,6 +93,7 @@ def _put_together(head: dict[str, Any], runs: Iterator[tuple[int, ...]]) -> Comm
                 snapshots=tuple(SnapshotOrder(bytes.fromhex(key), after) for key, after in head["snapshots"]),
                 priority=head["priority"],
                 refresh=_refresh(head["refresh"]),
+                turn=_turn(head["turn"]),
             )
             return Submit(request)
         case "capture":
@@ -100,6 +105,8 @@ def _put_together(head: dict[str, Any], runs: Iterator[tuple[int, ...]]) -> Comm
             return Cancel(head["id"])
         case "drop":
             return Drop(tuple(bytes.fromhex(key) for key in head["keys"]))
+        case "rename":
+            return Rename(*map(bytes.fromhex, head["keys"]))
     raise ValueError(f"{head['kind']} is no command")
 
 
@@ -107,6 +114,10 @@ def _refresh(said: dict[str, Any] | None) -> RefreshOrder | None:
     if said is None:
         return None
     return RefreshOrder(**{**said, "cost": None if said["cost"] is None else SweepCost(**said["cost"])})
+
+
+def _turn(said: tuple[str, Sequence[int]] | None) -> TurnHold | None:
+    return None if said is None else TurnHold(bytes.fromhex(said[0]), tuple(said[1]))
 
 
 def _cut(tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from services.worker.engine.loop import Engine
 from services.worker.engine.requests import CaptureJob, GenerateRequest
 
-__all__ = ["Cancel", "Command", "Drop", "Submit", "SubmitCapture"]
+__all__ = ["Cancel", "Command", "Drop", "Rename", "Submit", "SubmitCapture"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +52,17 @@ class Drop:
         return sum(engine.context.store.drop(key) for key in self.keys)
 
 
-Command = Submit | SubmitCapture | Cancel | Drop
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Put a stored state under another key."""
+
+    key: bytes
+    new_key: bytes
+
+    def __call__(self, engine: Engine) -> int:
+        """Obey; returns its size, 0 where it is not there or the new key is taken."""
+        store = engine.context.store
+        return 0 if self.new_key in store else store.rename(self.key, self.new_key)
+
+
+Command = Submit | SubmitCapture | Cancel | Drop | Rename

@@ -1,6 +1,7 @@
 """Decoding: one token for every running request in one batch."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,7 +32,8 @@ __all__ = ["DecodeLoop", "DecodeRows", "Decoded", "Decoder", "PlainDecoder", "Ru
 class RunningRequest:
     """A request that decodes. write_slot: of the token that it feeds next, once its page table has it.
 
-    finished: its last event has been sent.
+    finished: it runs no more; reply: the tokens that it has given. closing: once the reply has ended and the state behind its
+    message is wanted, tokens of that end behind `last_token`; is_closed: all of them have run.
     """
 
     request: GenerateRequest
@@ -41,11 +43,16 @@ class RunningRequest:
     generated: int = 0
     finished: bool = False
     write_slot: int | None = None
+    reply: list[int] = field(default_factory=list)
+    closing: deque[int] | None = None
+    is_closed: bool = False
     started_at: float = field(default_factory=time.monotonic)
 
     @property
     def goes_on(self) -> bool:
         """It feeds a token behind this step too, unless a stop token ends it."""
+        if self.closing is not None:
+            return bool(self.closing)
         return self.generated + 1 < self.request.sampling.max_tokens
 
     def reserve(self) -> int:
@@ -56,6 +63,9 @@ class RunningRequest:
 
     def accept(self, logits: torch.Tensor, likeliest: Likeliest) -> None:
         """Draw the next token from logits `[vocabulary]`, and say so; logits that are no numbers fail this request alone."""
+        if self.closing is not None:
+            self._close_on(self.closing)
+            return
         try:
             token = self.sampler.draw(logits, likeliest)
         except ValueError as error:
@@ -65,17 +75,39 @@ class RunningRequest:
         sampling = self.request.sampling
         self.generated += 1
         if token in sampling.stop_ids:
+            self.last_token = token
             self._finish(FinishReason.STOP)
             return
         self.last_token = token
+        self.reply.append(token)
         logprobs = None if sampling.logprobs is None else find_logprobs(logits, token, sampling.logprobs)
         self.request.sink(TokenEvent(token, logprobs))
         if self.generated >= sampling.max_tokens:
             self._finish(FinishReason.LENGTH)
 
     def _finish(self, reason: FinishReason) -> None:
-        self.finished = True
-        self.request.sink(FinishedEvent(reason, time.monotonic() - self.started_at, self.generated))
+        self.closing = self._find_closing() if reason is FinishReason.STOP else None
+        self.finished = self.closing is None
+        decode_seconds = time.monotonic() - self.started_at
+        self.request.sink(FinishedEvent(reason, decode_seconds, self.generated, holds=not self.finished))
+
+    def _find_closing(self) -> deque[int] | None:
+        """What is to run behind the stop token; None where no state is wanted, or the message would end otherwise.
+
+        It has the room of `max_tokens`, and no more: a state that may be of use later keeps no request waiting.
+        """
+        hold = self.request.turn
+        if hold is None or hold.closing_ids[0] != self.last_token:
+            return None
+        if len(self.reply) + len(hold.closing_ids) > self.request.sampling.max_tokens:
+            return None
+        return deque(hold.closing_ids[1:])
+
+    def _close_on(self, closing: deque[int]) -> None:
+        if closing:
+            self.last_token = closing.popleft()
+        else:
+            self.is_closed = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from services.worker.engine.requests import (
 from services.worker.engine.reservation import reserve
 from services.worker.engine.sampling import CreateSampler, Sampler, find_likeliest
 from services.worker.engine.transfer import IncomingState
+from services.worker.engine.turns import hold_turn
 
 __all__ = ["Engine"]
 
@@ -194,6 +195,7 @@ class Engine:
         has_changed = self._admit()
         if self._running:
             self._decode.step(self._running)
+            self._hold_turns()
             self._retire()
             has_changed = True
         has_changed |= self._advance()
@@ -352,6 +354,12 @@ class Engine:
                 stored.append(StoredSnapshot(order.key, store.size_bytes(state)))
         prompt.combine.drop_snapshots()
         return tuple(stored)
+
+    def _hold_turns(self) -> None:
+        for running in self._running:
+            if running.is_closed and running.request.turn is not None:
+                hold_turn(self.context, running, running.request.turn)
+                running.finished = True
 
     def _retire(self) -> None:
         for running in [one for one in self._running if one.finished]:

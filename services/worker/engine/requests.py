@@ -34,6 +34,8 @@ __all__ = [
     "SnapshotOrder",
     "StoredSnapshot",
     "TokenEvent",
+    "TurnHeldEvent",
+    "TurnHold",
 ]
 
 
@@ -143,11 +145,19 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvent:
-    """The last event of a request that went well."""
+    """The last event of a request that went well. holds: a `TurnHeldEvent` follows."""
 
     reason: FinishReason
     decode_seconds: float
     generated_tokens: int
+    holds: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnHeldEvent:
+    """The state behind a turn is in the store under its hold's key; 0 bytes where there was no room for it."""
+
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +194,20 @@ class HeldEvent:
     size_bytes: int
 
 
-GenerateEvent = CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | HeldEvent | FinishedEvent | FailedEvent
+GenerateEvent = (
+    CaptureEvent | FetchEvent | PrefilledEvent | TokenEvent | HeldEvent | FinishedEvent | TurnHeldEvent | FailedEvent
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnHold:
+    """Where a reply ends with the first of these tokens, run all of them and store the state behind them under a key.
+
+    closing_ids: what ends the reply's message in the next prompt; at least one.
+    """
+
+    key: bytes
+    closing_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +218,7 @@ class GenerateRequest:
     state that is to be brought from elsewhere. grammar: what the reply is held to, where the sampler draws itself. is_held:
     nothing is decoded; the decode state waits until it has been read, or the request is cancelled. refresh: which
     blocks of stored bodies are recomputed in place, none without.
+    turn: the state behind the reply's message is wanted, if it ends by itself and within `max_tokens`.
     """
 
     request_id: str
@@ -207,6 +231,7 @@ class GenerateRequest:
     priority: int = 0
     is_held: bool = False
     refresh: RefreshOrder | None = None
+    turn: TurnHold | None = None
 
     @property
     def prompt_ids(self) -> Iterator[int]:

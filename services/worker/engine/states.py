@@ -148,6 +148,20 @@ class StateStore:
         self._states[key] = state
         self._plane_bytes += state.plane_bytes
 
+    def rename(self, key: bytes, new_key: bytes) -> int:
+        """Put a state under another key; returns its size, 0 where it is not there.
+
+        Raises:
+            ValueError: the new key is taken.
+        """
+        if new_key in self._states:
+            raise ValueError("a state is stored under this key already")
+        state = self._states.pop(key, None)
+        if state is None:
+            return 0
+        self._states[new_key] = state
+        return self.size_bytes(state)
+
     def get_segment(self, key: bytes, token_ids: Sequence[int]) -> SegmentState | None:
         """The segment state under a key, if it was computed from just these tokens."""
         state = self._use(key)
