@@ -40,6 +40,7 @@ from services.router.domain.request import Cold, Namespace, ReuseOptions
 from services.router.domain.schedule import Schedule
 from services.router.domain.turn import TurnWatch, watch_entry
 from services.router.domain.workers import WorkerView
+from services.router.lease import RequestLease
 from services.router.turns import EndedTurn, TurnKeeper
 
 __all__ = ["ReusePolicy", "ReuseServices", "ReuseSession", "ReuseSubject"]
@@ -99,8 +100,6 @@ class ReuseSession:
         self._subject = subject
         self.deadline = deadline
         self._deferred: tuple[PartPlan, ...] = ()
-        self._renewer: asyncio.TimerHandle | None = None
-        self._holds_lease = False
         self._is_complete = False
         self._schedule: Schedule | None = None
         self._cold = subject.options.cold or services.policy.cold
@@ -115,7 +114,10 @@ class ReuseSession:
         self._watch: TurnWatch | None = None
         self._turn: EndedTurn | None = None
         self.request_id = subject.request_id
-        self.lease_id = ""
+        policy = services.policy
+        self._lease = RequestLease(
+            services.directory, services.background, policy.lease_seconds, policy.cache_timeout_seconds
+        )
         self.plan_seconds = 0.0
         self.capture_seconds = 0.0
 
@@ -139,9 +141,9 @@ class ReuseSession:
             if self._turn is not None:
                 background.spawn(self._leaving())
                 return
-            self._stop_renewing()
+            self._lease.let_go()
             if self.lease_id:
-                background.spawn(self._release(self.lease_id))
+                background.spawn(self._lease.give_back())
 
     async def settle(self) -> None:
         """Decide how every part is served, and compute what has to be computed ahead of the reply.
@@ -187,11 +189,16 @@ class ReuseSession:
     def note_first_token(self) -> None:
         """The worker now holds what it needs; the lease may end, unless captures are to follow the reply."""
         if not self._deferred and not self.is_watched and all(task.done() for task in self._captures):
-            self._stop_renewing()
+            self._lease.let_go()
 
     def note_complete(self) -> None:
         """The reply has ended well; captures that were put off may begin."""
         self._is_complete = True
+
+    @property
+    def lease_id(self) -> str:
+        """Empty without a plan."""
+        return self._lease.lease_id
 
     @property
     def is_watched(self) -> bool:
@@ -217,8 +224,7 @@ class ReuseSession:
         finally:
             if captures is not None:
                 captures.close()
-            self._stop_renewing()
-            await self._release(self.lease_id)
+            await self._lease.give_back()
 
     async def _claim_turn(self, entry: CacheEntry) -> Outcome | None:
         """The directory's answer for the state behind the turn; None where something in it was invalidated since the plan."""
@@ -242,9 +248,7 @@ class ReuseSession:
             return
         finally:
             self.plan_seconds += time.monotonic() - started
-        self.lease_id = answer.lease_id
-        if self._renewer is None:
-            self._renew_later()
+        self._lease.hold(answer.lease_id)
         hashes = [entry.content_hash for entry in entries]
         outcomes = dict(zip(hashes, answer.outcomes[: len(entries)], strict=True))
         if watch and (ticket := answer.outcomes[-1].ticket):
@@ -373,34 +377,6 @@ class ReuseSession:
                 outcome = task.result()
                 plan = note_captures(plan, outcome.stored, outcome.reasons.keys())
         return plan
-
-    def _stop_renewing(self) -> None:
-        self._holds_lease = False
-        if self._renewer:
-            self._renewer.cancel()
-
-    def _renew_later(self) -> None:
-        """By a timer: most requests are past their first token before it is due, and a task for each would cost them."""
-        self._holds_lease = True
-        seconds = self._services.policy.lease_seconds / 3
-        self._renewer = asyncio.get_running_loop().call_later(seconds, self._begin_renewal)
-
-    def _begin_renewal(self) -> None:
-        self._services.background.spawn(self._renew())
-
-    async def _renew(self) -> None:
-        policy = self._services.policy
-        try:
-            await self._services.directory.renew(self.lease_id, policy.lease_seconds, policy.cache_timeout_seconds)
-        except HypicError as error:
-            # Of a lease that was given back meanwhile nothing is left to renew.
-            if self._holds_lease:
-                get_logger().warning("renew_failed", error=str(error))
-        if self._holds_lease:
-            self._renew_later()
-
-    async def _release(self, lease_id: str) -> None:
-        await self._services.directory.release(lease_id, self._services.policy.cache_timeout_seconds)
 
 
 def _order(each: PartPlan) -> CaptureOrder:
