@@ -15,6 +15,7 @@ from services.cache.adapters.memory import MemoryDirectory
 from services.cache.adapters.metered import MeteredDirectory
 from services.cache.settings import CacheSettings
 from services.common.settings import ServiceSettings
+from services.router.adapters.guard_metrics import GuardInstruments
 from services.router.adapters.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from services.worker.adapters.metrics import WorkerMetrics
@@ -56,6 +57,7 @@ def metrics_page() -> str:
     """Every metric of every registry."""
     router, cache, worker = CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     RouterMetrics(router)
+    GuardInstruments(router)
     limits = CacheSettings.from_environment().limits()
     MeteredDirectory(MemoryDirectory(limits), cache, limits.budget_bytes)
     WorkerMetrics(worker)
@@ -66,7 +68,8 @@ def metrics_page() -> str:
         "service and worker on `…_METRICS_PORT` when it is set. No label carries a tenant's or a document's text:",
         "`tenant_group` is one of at most 16 names of `HYPIC_ROUTER_TENANT_GROUPS`. Names and buckets are vLLM's where the thing",
         "is the same. A worker's counts and the router's add up to the prompts, as `usage` does; a router that has not counted a",
-        "reply yet (its client left, or it goes on) is behind its worker. Which panel answers which question:",
+        "reply yet (its client left, or it goes on) is behind its worker, and what the guard looks at again counts in workers",
+        "alone. Which panel answers which question:",
         "[troubleshooting](troubleshooting.md).",
     ]
     for title, registry in (("Router", router), ("Cache service", cache), ("Worker", worker)):

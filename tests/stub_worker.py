@@ -51,12 +51,18 @@ class WorkerDiedError(UnavailableError):
 
 @dataclass
 class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """Knobs first, records after them; `begun` are the keys of captures, ordered either way."""
+    """Knobs first, records after them; `begun` are the keys of captures, ordered either way.
+
+    composed_reply: what it says where a segment is composed, instead of `reply`; empty says the same. held_priority: requests
+    of this priority stand still while it is set.
+    """
 
     cache: StubCache
     tokenizer: Tokenizer = field(default_factory=train_tokenizer)
     chat_template: str = CHATML
     reply: str = "The answer is 42, naïvely: 🦉 and 漢字."
+    composed_reply: str = ""
+    held_priority: int | None = None
     num_repeats: int = 1
     token_delay_seconds: float = 0.0
     capture_delay_seconds: float = 0.0
@@ -211,6 +217,8 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.ReportResponse(draining=self.is_draining)
 
     async def _events(self, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.GenerateEvent]:
+        while request.priority == self.held_priority:  # noqa: ASYNC110 # a knob
+            await asyncio.sleep(0.01)
         if ordered := [part.key for part in request.parts if part.HasField("capture")]:
             self.begun += ordered
             await asyncio.sleep(self.capture_delay_seconds)
@@ -226,7 +234,9 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
             async for event in self._hold(request):
                 yield event
             return
-        ids = self.tokenizer.encode(self.reply, add_special_tokens=False).ids * self.num_repeats
+        is_composed = any(part.serving == worker_pb2.PART_SERVING_SEGMENT for part in request.parts)
+        reply = self.composed_reply if is_composed and self.composed_reply else self.reply
+        ids = self.tokenizer.encode(reply, add_special_tokens=False).ids * self.num_repeats
         shown = ids[: request.sampling.max_tokens]
         for index, token_id in enumerate(shown):
             if index == self.dies_after_tokens:

@@ -148,5 +148,31 @@ OPERATOR = Dashboard(
                 Panel("Answers to scrapes", {"{{job}} {{instance}}": 'min by (job, instance) (up{job=~".*hypic.*"})'}),
             ),
         ),
+        Row(
+            "Does composing cost answers?",
+            (
+                Panel(
+                    "Divergence of composed first tokens, mean",
+                    {"{{tag}}": mean("hypic_guard_divergence_nats", "tag")},
+                    about="Nats, of sampled requests that were recomputed in full behind their replies. Beyond its budget"
+                    " (GET /admin/quality) a tag is answered without composing.",
+                ),
+                Panel(
+                    "Greedy tokens as in a full recompute",
+                    {"{{tag}}": mean("hypic_guard_agreement_ratio", "tag")},
+                    "percentunit",
+                ),
+                Panel(
+                    "Tags that are answered without composing",
+                    {"{{tag}}": "max by (tag) (hypic_guard_exact)"},
+                ),
+                Panel(
+                    "Samples by what became of them",
+                    {"{{outcome}}": rate("hypic_guard_samples_total", "outcome")},
+                    about="busy, full: no worker was quiet for long enough; where compared stays 0 the guard sees nothing.",
+                    is_stacked=True,
+                ),
+            ),
+        ),
     ),
 )

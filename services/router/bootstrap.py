@@ -26,6 +26,8 @@ from services.router.adapters.clients import GrpcDirectory
 from services.router.adapters.discovery import find_named, find_registered, keep_finding
 from services.router.adapters.document_client import GrpcDocuments
 from services.router.adapters.gathered_writes import GatheringProtocol
+from services.router.adapters.guard_metrics import GuardInstruments
+from services.router.adapters.guarded import GuardedRouter
 from services.router.adapters.http import Door, Draining, HttpSurface, create_http_app, create_operations_app
 from services.router.adapters.http_admin import AdminSurface
 from services.router.adapters.http_console import ConsoleSurface
@@ -53,16 +55,24 @@ from services.router.domain.refreshing import RefreshPolicy
 from services.router.domain.request import Cold, Refresh
 from services.router.domain.shedding import SheddingPolicy
 from services.router.domain.tenancy import Keys, Quotas, hash_key
+from services.router.guard import GuardPolicy, QualityGuard
 from services.router.handover import Handover
 from services.router.library import Library, LibraryServices
 from services.router.reuse import ReusePolicy, ReuseServices
 from services.router.settings import RouterSettings
+from services.router.shadows import QuietWorkers, ShadowPolicy, Shadows, TrafficWorkers, Way
 from services.router.turns import TurnKeeper
 
 __all__ = ["RouterServer", "bind", "create_app", "create_server", "main", "serve"]
 
 
 _ADDED_OBJECTS_TO_COLLECT = 50_000
+_SHADOW_SECONDS = 60.0
+_WAITING_SHADOWS = 8
+# Nothing that is sampled is waited for by anybody: where no worker takes it, it is dropped.
+_SHADOW_LIMITS = RouterLimits(
+    request_timeout_seconds=_SHADOW_SECONDS, worker_wait_seconds=0.0, default_max_tokens=1, keeps_turns=False
+)
 
 
 class RouterServer(uvicorn.Server):
@@ -131,9 +141,12 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     policy = _reuse_policy(settings)
     directory = GrpcDirectory(channel)
     metrics = RouterMetrics(CollectorRegistry(), pool.states, settings.tenant_groups)
-    capturer = Capturer(pool, _hedge_policy(settings), metrics)
+    guard = QualityGuard(_guard_policy(settings), GuardInstruments(metrics.registry))
+    way = Way()
+    workers = TrafficWorkers(pool, way)
     turns = TurnKeeper(pool, metrics, settings.cache_timeout_seconds)
-    services = ReuseServices(directory, pool, capturer, background, policy, turns)
+    capturer = Capturer(workers, _hedge_policy(settings), metrics)
+    services = ReuseServices(directory, workers, capturer, background, policy, turns)
     gate = Gate(_keys(settings), _usual_quotas(settings))
     limits = RouterLimits(
         settings.request_timeout_seconds,
@@ -146,7 +159,15 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
     recent = RecentRequests(settings.console_requests)
     store = GrpcStore(channel, settings.cache_timeout_seconds)
     shedding = SheddingPolicy(settings.max_queue_seconds, settings.max_requests_per_worker)
-    answering = SheddingRouter(ChoosingRouter(router.generate), pool.views, shedding)
+    quiet = QuietWorkers(pool, way, settings.guard_busy_requests)
+    behind = ReuseServices(
+        directory, quiet, Capturer(quiet, _hedge_policy(settings), metrics), background, policy, turns
+    )
+    shadows = Shadows(Router(pool, behind, _SHADOW_LIMITS).generate, quiet, guard, _shadow_policy(settings))
+    answer = router.generate
+    if settings.guard_share:
+        answer = GuardedRouter(answer, pool, guard, shadows).generate
+    answering = SheddingRouter(ChoosingRouter(answer), pool.views, shedding)
     bounded = BoundedRouter(answering)
     generator = TracedRouter(MeteredRouter(RecordingRouter(bounded, recent), metrics))
     surface = HttpSurface(
@@ -170,6 +191,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
             finding.cancel()
             with suppress(asyncio.CancelledError):
                 await finding
+            await shadows.close()
             await background.close(settings.cache_timeout_seconds)
             for engine in engines:
                 await engine.close()
@@ -180,7 +202,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
         MessageSurface(generator, pool, metrics, Door(gate, settings.max_body_bytes), settings.max_parts).routes(),
         DocumentSurface(library, gate, settings.max_body_bytes).routes(),
         PinSurface(library, gate, settings.max_body_bytes).routes(),
-        AdminSurface(store, gate).routes(),
+        AdminSurface(store, guard, gate).routes(),
         ConsoleSurface(gate, recent, pool, store).routes(),
     )
     return create_http_app(
@@ -252,6 +274,14 @@ def _reuse_policy(settings: RouterSettings) -> ReusePolicy:
             Refresh(None if settings.refresh == "auto" else int(settings.refresh)), settings.ttft_budget_seconds
         ),
     )
+
+
+def _guard_policy(settings: RouterSettings) -> GuardPolicy:
+    return GuardPolicy(settings.guard_share, settings.guard_budget_nats, settings.guard_budgets, settings.tenant_groups)
+
+
+def _shadow_policy(settings: RouterSettings) -> ShadowPolicy:
+    return ShadowPolicy(settings.guard_running, _WAITING_SHADOWS, _SHADOW_SECONDS, settings.guard_busy_requests)
 
 
 def _hedge_policy(settings: RouterSettings) -> HedgePolicy:

@@ -10,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from services.common.settings import PeerSettings
 from services.common.tls import TlsFiles, check_files
+from services.router.domain.guard import MAX_BUDGET
 from services.router.domain.tenancy import OTHER_TENANTS, PUBLIC_TENANT
 
 __all__ = ["RouterSettings"]
@@ -105,6 +106,32 @@ class RouterSettings(PeerSettings):
         default=128 << 20, ge=1, description="memory for texts seen before, with their token ids"
     )
 
+    guard_share: float = Field(
+        default=0.01,
+        ge=0.0,
+        le=1.0,
+        description="share of the composed requests that are composed and recomputed in full again, behind their replies and only"
+        " where no traffic is in the way; 0 turns the guard off",
+    )
+    guard_budget_nats: float = Field(
+        default=0.25,
+        gt=0.0,
+        le=MAX_BUDGET,
+        description="mean divergence of a composed first token from a full recompute beyond which a tag is answered without"
+        " composing; see docs/quality.md",
+    )
+    guard_budgets: dict[str, Annotated[float, Field(gt=0.0, le=MAX_BUDGET)]] = Field(
+        default={},
+        description='a JSON object, `{"legal": 0.1}`: tags that requests name in `hypic.tag`, or tenant groups, with their own'
+        " budgets; at most 15 names with those of tenant_groups",
+    )
+    guard_running: int = Field(default=1, ge=1, le=64, description="comparisons of the guard at once")
+    guard_busy_requests: int = Field(
+        default=4,
+        ge=0,
+        description="workers with more requests under way than this, or with any that waits, are left alone",
+    )
+
     console_requests: int = Field(
         default=100,
         ge=0,
@@ -175,6 +202,18 @@ class RouterSettings(PeerSettings):
         if bad := sorted(group for group in groups if not _GROUP.fullmatch(group)):
             raise ValueError(f"the group {bad[0]!r} must be letters, digits, '_', '-' and '.', at most 64 of them")
         return value
+
+    @model_validator(mode="after")
+    def _check_guard_tags(self) -> Self:
+        if bad := sorted(tag for tag in self.guard_budgets if not _GROUP.fullmatch(tag)):
+            raise ValueError(f"guard_budgets: the tag {bad[0]!r} must be letters, digits, '_', '-' and '.', at most 64")
+        tags = {*self.guard_budgets, *self.tenant_groups.values()} - {OTHER_TENANTS}
+        if len(tags) > _MAX_TENANT_GROUPS - 1:
+            raise ValueError(
+                f"guard_budgets and tenant_groups name {len(tags)} tags together; metrics can bear"
+                f" {_MAX_TENANT_GROUPS - 1}, so join some"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:

@@ -163,6 +163,7 @@ def reuse_options(given: HypicOptions | None) -> ReuseOptions:
         explain=given.explain,
         refresh=None if given.refresh is None else Refresh(None if given.refresh == "auto" else given.refresh),
         ttft_budget_seconds=given.ttft_budget_seconds,
+        tag=given.tag or "",
     )
 
 

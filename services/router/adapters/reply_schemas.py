@@ -80,6 +80,16 @@ _USAGE = _object(
     total_tokens=_INTEGER,
     prompt_tokens_details=_object("Of the prompt.", cached_tokens=_INTEGER),
 )
+_VERSION = _object("What is served.", id=_STRING, revision=_STRING, profile=_STRING)
+_WATCHED: Json = {
+    "tag": _STRING,
+    "mode": {"enum": ["compose", "exact"]},
+    "budget_nats": _NUMBER,
+    "num_samples": _INTEGER,
+    "mean_divergence_nats": _NUMBER,
+    "mean_agreement": _NUMBER,
+    "evidence_log10": {"type": "number", "description": "Odds for the other mode."},
+}
 _HEAD: Json = {"id": _STRING, "created": _INTEGER, "model": _STRING}
 _LOGPROBS: Json = {
     "type": "object",
@@ -285,6 +295,17 @@ REPLIES: dict[str, Json] = {
         promised_bytes=_INTEGER,
         limit_bytes=_INTEGER,
         pinned=_BOOLEAN,
+    ),
+    "Quality": _object(
+        "What the guard knows since the router's start. `samples` by what became of them; events newest first.",
+        object=_constant("quality"),
+        share=_NUMBER,
+        model=_VERSION,
+        samples={"type": "object", "additionalProperties": _INTEGER},
+        tags=list_of(_object("A tag, and how its requests are answered.", **_WATCHED)),
+        events=list_of(
+            _object("A change; `at` is a Unix time.", **_WATCHED, at=_NUMBER, model=_VERSION, cause=_STRING)
+        ),
     ),
     "EvictionList": _object(
         "Whose states made room for whose, most first.",

@@ -81,6 +81,11 @@ class HypicOptions(Closed):
         description="With `refresh: auto`: seconds from the engine's admission to the first token. Default: the deployment's.",
     )
     explain: bool = Field(default=False, description="Whether the reply says how every part was served.")
+    tag: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        default=None,
+        description="Under which of the server's tags the quality of composed answers is watched; the tenant's group where it is"
+        " none of them.",
+    )
 
 
 BREAKPOINT = "A prefix snapshot may stand behind this, and is reused exactly; it makes no segment."

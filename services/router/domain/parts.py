@@ -34,6 +34,7 @@ class Reason(StrEnum):
     NO_PREFILL_WORKER = "no_prefill_worker"
     STATE_NOT_LOADED = "state_not_loaded"
     REFRESHED = "refreshed"
+    QUALITY_GUARD = "quality_guard"
 
 
 @dataclass(frozen=True, slots=True)

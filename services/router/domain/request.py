@@ -159,6 +159,7 @@ class ReuseOptions:
     explain: bool = False
     refresh: Refresh | None = None
     ttft_budget_seconds: float | None = None
+    tag: str = ""
 
 
 class GrammarKind(StrEnum):

@@ -20,7 +20,8 @@ RULES = MONITORING / "rules"
 # What no healthy deployment has, or none without a GPU: such queries must be answered, with whatever there is.
 MAY_BE_EMPTY = (
     "DCGM_FI_DEV_GPU_UTIL", "hypic_worker_corrupt_blobs_total", "hypic_worker_failed_fetches_total", 'outcome="failed"',
-    'cause!="assigned"', "hypic_single_flighted_captures_total",
+    'cause!="assigned"', "hypic_single_flighted_captures_total", "hypic_guard_divergence_nats", "hypic_guard_agreement_ratio",
+    "hypic_guard_exact",
 )  # fmt: skip
 needs_prometheus = pytest.mark.skipif(not PROMETHEUS, reason="needs prometheus")
 needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="needs promtool, which comes with prometheus")
@@ -113,6 +114,7 @@ def test_a_panel_of_each_dashboard_answers_each_question() -> None:
         "What is the hit ratio by tier?",
         "What would more memory buy?",
         "Which worker is sick?",
+        "Does composing cost answers?",
     }
     for dashboard in dashboards().values():
         places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
