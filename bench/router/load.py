@@ -31,6 +31,7 @@ class Shape:
     libraries: int = 16
     tokens: int = 4
     orders: int = 4
+    model: str = MODEL_NAME
 
 
 @dataclass(slots=True)
@@ -58,10 +59,11 @@ def make_requests(shape: Shape) -> list[bytes]:
             documents = prompt.documents[turn:] + prompt.documents[:turn]
             question = f"{prompt.questions[number % len(prompt.questions)]} ({_SERIAL})"
             body = {
-                "model": MODEL_NAME,
+                "model": shape.model,
                 "stream": True,
                 "stream_options": {"include_usage": True},
                 "max_tokens": shape.tokens,
+                "ignore_eos": True,
                 "documents": [{"title": title, "text": text} for title, text in documents],
                 "messages": [{"role": "system", "content": prompt.system}, {"role": "user", "content": question}],
             }

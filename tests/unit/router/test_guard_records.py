@@ -58,7 +58,7 @@ def test_a_switch_is_told_with_its_evidence_and_touches_its_tag_alone() -> None:
     assert not guard.is_exact("other")
     (event,) = guard.report().events
     assert (event.at, event.model, event.tag, event.is_exact, event.cause) == (7.0, FIRST, "legal", True, "divergence")
-    assert event.record.mean_divergence == 5.0
+    assert event.record.mean_divergence == pytest.approx(12 * 0.05)
     assert event.record.num_samples <= 20
     assert event.record.evidence >= 1e6
     assert metrics.modes == {"legal": True}
