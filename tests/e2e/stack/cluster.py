@@ -66,6 +66,8 @@ class Cluster:
             "HYPIC_WORKER_CACHE_ADDRESS": f"127.0.0.1:{self._ports['cache']}",
             "HYPIC_WORKER_CHECKPOINT": str(checkpoint),
             "HYPIC_ROUTER_CACHE_ADDRESS": f"127.0.0.1:{self._ports['cache']}",
+            # What tests count is their own requests.
+            "HYPIC_ROUTER_GUARD_SHARE": "0",
             **variables,
         }
 
