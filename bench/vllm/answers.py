@@ -30,6 +30,7 @@ _NOISE = 0.125
 class Answers:
     """Counts over all prompts. differing: those whose first tokens are not equal, and how far apart our engine held the two."""
 
+    questions: int = 0
     asked: int = 0
     first_equal: int = 0
     whole_equal: int = 0
@@ -46,6 +47,7 @@ def ask_all(pair: Pair, scenes: int, orders: int, seed: int = 20261) -> Answers:
     """`orders` prompts of each of so many questions: the documents as they are, then shuffled."""
     answers = Answers()
     for number, question in enumerate(questions(seed, scenes, types=_TYPES, factbook_share=0.0)):
+        answers.questions += 1
         for order in range(orders):
             documents = list(question.documents)
             if order:
@@ -92,7 +94,8 @@ def _ask(pair: Pair, question: Question, body: dict[str, Any], name: str, answer
 def answer_rows(answers: Answers) -> Iterator[Row]:
     """What is aimed at first."""
     asked = answers.asked
-    yield Row("prompts", asked, "", 200.0)
+    yield Row("questions, each over documents of its own", answers.questions, "", 200.0)
+    yield Row("prompts: each question with its documents as they come, then in other orders", asked, "")
     yield Row("first tokens equal to our own engine's", answers.first_equal, "", float(asked))
     yield Row("first tokens that differ though the two likeliest are further apart than bf16 tells", answers.beyond_noise, "",
               0.0, better="lower")  # fmt: skip
