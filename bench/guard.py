@@ -95,7 +95,7 @@ class Bench:
     async def _window(self, port: int, count: int, rate: float) -> Timings:
         # One digit is left for it in what makes requests differ.
         self._seed = (self._seed + 1) % 10
-        timings = await run_open(port, self._requests, count, rate, seed=self._seed)
+        timings = await run_open([port], self._requests, count, rate, seed=self._seed)
         self._num_failures += len(timings.failures)
         for failure in timings.failures[:3]:
             sys.stderr.write(f"failed: {failure}\n")

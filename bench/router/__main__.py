@@ -1,4 +1,6 @@
-"""`python -m bench.router --out FILE`: the router alone, between a load that waits for nothing and stubs that take no time."""
+"""`python -m bench.router --out FILE`: the router alone, or two (`--routers 2`), between a load that waits for nothing and stubs
+that take no time.
+"""
 
 import argparse
 import asyncio
@@ -11,21 +13,21 @@ import uvloop
 
 from bench.results import Row, cpu_device, merge_results
 from bench.router.load import Shape, Timings, make_requests, run_open
-from bench.router.processes import RunningRouter, resident_bytes, serve_router
+from bench.router.processes import RunningRouters, resident_bytes, serve_routers
 from bench.store.load import percentile
 from bench.store.service import cpu_seconds
 
 _REACH_RATE = 300.0
 _REACH_MS = 15.0
 _REACH_GROWTH_MIB = 8.0
-_SUBJECT = "alone"
+_SUBJECTS = {1: "alone", 2: "pair"}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Arrivals a second, how many are timed, and how many pass in all until memory is looked at again."""
 
-    rate: float = 320.0
+    rate: float = 300.0
     timed: int = 10_000
     total: int = 100_000
 
@@ -43,16 +45,16 @@ class Measured:
     token_seconds: float
 
 
-async def measure(router: RunningRouter, plan: Plan, shape: Shape) -> Measured:
+async def measure(router: RunningRouters, plan: Plan, shape: Shape) -> Measured:
     """Warm up, time, then go on until all requests have passed."""
     requests = make_requests(shape)
-    warm = await run_open(router.port, requests, len(requests) + int(plan.rate), plan.rate / 3, seed=1)
-    before = cpu_seconds(router.pid), cpu_seconds(router.stubs_pid)
-    timings = await run_open(router.port, requests, plan.timed, plan.rate, seed=2)
-    router_seconds, stubs_seconds = cpu_seconds(router.pid) - before[0], cpu_seconds(router.stubs_pid) - before[1]
-    resident_before = resident_bytes(router.pid)
-    rest = await run_open(router.port, requests, max(plan.total - plan.timed, 1), plan.rate, seed=3)
-    resident_after = resident_bytes(router.pid)
+    warm = await run_open(router.ports, requests, len(requests) + int(plan.rate), plan.rate / 3, seed=1)
+    before = _cpu_seconds(router), cpu_seconds(router.stubs_pid)
+    timings = await run_open(router.ports, requests, plan.timed, plan.rate, seed=2)
+    router_seconds, stubs_seconds = _cpu_seconds(router) - before[0], cpu_seconds(router.stubs_pid) - before[1]
+    resident_before = _largest(router)
+    rest = await run_open(router.ports, requests, max(plan.total - plan.timed, 1), plan.rate, seed=3)
+    resident_after = _largest(router)
     failures = [*warm.failures, *timings.failures, *rest.failures]
     for failure in failures[:3]:
         sys.stderr.write(f"failed: {failure}\n")
@@ -62,13 +64,21 @@ async def measure(router: RunningRouter, plan: Plan, shape: Shape) -> Measured:
     )
 
 
-async def _token_seconds(router: RunningRouter, plan: Plan, shape: Shape, request_seconds: float) -> float:
+def _cpu_seconds(routers: RunningRouters) -> float:
+    return sum(map(cpu_seconds, routers.pids))
+
+
+def _largest(routers: RunningRouters) -> int:
+    return max(map(resident_bytes, routers.pids))
+
+
+async def _token_seconds(router: RunningRouters, plan: Plan, shape: Shape, request_seconds: float) -> float:
     """Processor seconds of one more token in a reply."""
     longer = replace(shape, tokens=8 * shape.tokens)
     count = max(plan.timed // 10, 1)
-    before = cpu_seconds(router.pid)
-    await run_open(router.port, make_requests(longer), count, plan.rate / 8, seed=4)
-    return ((cpu_seconds(router.pid) - before) / count - request_seconds) / (longer.tokens - shape.tokens)
+    before = _cpu_seconds(router)
+    await run_open(router.ports, make_requests(longer), count, plan.rate / 8, seed=4)
+    return ((_cpu_seconds(router) - before) / count - request_seconds) / (longer.tokens - shape.tokens)
 
 
 def rows_of(measured: Measured, plan: Plan, shape: Shape) -> Iterator[Row]:
@@ -99,15 +109,22 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=usual.rate, help="arrivals a second")
     parser.add_argument("--timed", type=int, default=usual.timed, help="requests whose times count")
     parser.add_argument("--total", type=int, default=usual.total, help="requests over which memory is to be flat")
+    parser.add_argument("--routers", type=int, choices=sorted(_SUBJECTS), default=1, help="that share the load")
     arguments = parser.parse_args()
     plan, shape = Plan(arguments.rate, arguments.timed, arguments.total), Shape()
-    with serve_router() as router, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with serve_routers(arguments.routers) as router, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         measured = runner.run(measure(router, plan, shape))
     rows = list(rows_of(measured, plan, shape))
     for row in rows:
         print(f"{row.value:10.4g} {row.unit:5} {row.measure}")
     if arguments.out:
-        merge_results(arguments.out, " ".join(["python -m bench.router", *sys.argv[1:]]), cpu_device(), _SUBJECT, rows)
+        merge_results(
+            arguments.out,
+            " ".join(["python -m bench.router", *sys.argv[1:]]),
+            cpu_device(),
+            _SUBJECTS[arguments.routers],
+            rows,
+        )
 
 
 if __name__ == "__main__":

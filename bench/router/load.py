@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import cast
 
 from bench.prompts import make_prompt
@@ -127,21 +128,25 @@ class _Connection(asyncio.Protocol):
             self._done.set_result(True)
 
 
-async def run_open(port: int, requests: Sequence[bytes], count: int, rate: float, seed: int) -> Timings:
-    """`count` requests in turn at exponential intervals, `rate` a second; times count from when each was due."""
-    source, timings, idle = random.Random(seed), Timings(), list[_Connection]()
+async def run_open(ports: Sequence[int], requests: Sequence[bytes], count: int, rate: float, seed: int) -> Timings:
+    """`count` requests in turn at exponential intervals, `rate` a second; times count from when each was due.
+
+    ports: of the routers, which requests go to by turns.
+    """
+    source, timings = random.Random(seed), Timings()
+    idle: dict[int, list[_Connection]] = {port: [] for port in ports}
     loop = asyncio.get_running_loop()
 
-    async def take() -> _Connection:
-        while idle:
+    async def take(port: int) -> _Connection:
+        while idle[port]:
             # A server closes what has been idle for long.
-            if (kept := idle.pop()).is_open:
+            if (kept := idle[port].pop()).is_open:
                 return kept
         return (await loop.create_connection(_Connection, "127.0.0.1", port))[1]
 
-    async def arrive(request: bytes, due: float) -> None:
+    async def arrive(port: int, request: bytes, due: float) -> None:
         try:
-            connection = await take()
+            connection = await take(port)
             is_whole = await connection.exchange(request)
         except (OSError, TimeoutError) as error:
             timings.failures.append(repr(error))
@@ -152,7 +157,7 @@ async def run_open(port: int, requests: Sequence[bytes], count: int, rate: float
         else:
             timings.failures.append(bytes(connection.received[:200]).decode(errors="replace"))
         if is_whole and connection.is_open:
-            idle.append(connection)
+            idle[port].append(connection)
         else:
             connection.close()
 
@@ -163,8 +168,8 @@ async def run_open(port: int, requests: Sequence[bytes], count: int, rate: float
             if (pause := due - time.perf_counter()) > 0:
                 await asyncio.sleep(pause)
             request = requests[number % len(requests)].replace(_SERIAL.encode(), b"%08d" % (seed * 10**7 + number))
-            arrivals.create_task(arrive(request, due))
+            arrivals.create_task(arrive(ports[number % len(ports)], request, due))
     timings.elapsed_seconds = time.perf_counter() - started
-    for connection in idle:
+    for connection in chain.from_iterable(idle.values()):
         connection.close()
     return timings

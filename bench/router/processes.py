@@ -1,4 +1,4 @@
-"""The router as its own process, with the stubs behind it in another one."""
+"""Routers as processes of their own, with the stubs behind them in another one."""
 
 import os
 import subprocess
@@ -7,13 +7,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.cli.ports import free_port
 
-__all__ = ["RunningRouter", "resident_bytes", "serve_router"]
+__all__ = ["RunningRouters", "resident_bytes", "serve_routers"]
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -22,32 +22,36 @@ _MEMO_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class RunningRouter:
-    """Where it listens on loopback, and the processes of the router and of the stubs."""
+class RunningRouters:
+    """Where each listens on loopback, their processes, and that of the stubs."""
 
-    port: int
-    pid: int
+    ports: tuple[int, ...]
+    pids: tuple[int, ...]
     stubs_pid: int
 
 
 @contextmanager
-def serve_router() -> Iterator[RunningRouter]:
-    """A router that is ready."""
+def serve_routers(count: int = 1) -> Iterator[RunningRouters]:
+    """So many routers that are ready."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HYPIC_")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     with _started([sys.executable, "-m", "bench.router.stubs"], environment) as stubs:
         worker_port, cache_port = _read_ports(stubs)
-        port = free_port()
         variables = {
-            "HYPIC_ROUTER_PORT": str(port),
             "HYPIC_ROUTER_WORKERS": f"127.0.0.1:{worker_port}",
             "HYPIC_ROUTER_CACHE_ADDRESS": f"127.0.0.1:{cache_port}",
             "HYPIC_ROUTER_LOG_LEVEL": "warning",
             "HYPIC_ROUTER_TOKENIZER_MEMO_BYTES": str(_MEMO_BYTES),
         }
-        with _started([sys.executable, "-m", "services.cli.main", "router"], environment | variables) as router:
-            _await_ready(port)
-            yield RunningRouter(port, router.pid, stubs.pid)
+        with ExitStack() as running:
+            ports, pids = [free_port() for _ in range(count)], []
+            for port in ports:
+                own = environment | variables | {"HYPIC_ROUTER_PORT": str(port)}
+                command = [sys.executable, "-m", "services.cli.main", "router"]
+                pids.append(running.enter_context(_started(command, own)).pid)
+            for port in ports:
+                _await_ready(port)
+            yield RunningRouters(tuple(ports), tuple(pids), stubs.pid)
 
 
 @contextmanager

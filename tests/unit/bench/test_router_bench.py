@@ -5,16 +5,16 @@ from dataclasses import replace
 
 from bench.router.__main__ import Measured, Plan, rows_of
 from bench.router.load import Shape, Timings, make_requests, run_open
-from bench.router.processes import resident_bytes, serve_router
+from bench.router.processes import resident_bytes, serve_routers
 
 
 def test_requests_pass_through_a_real_router_and_a_wrong_one_is_counted() -> None:
     requests = make_requests(Shape(libraries=1, orders=2))
     unknown = [each.replace(b'"instant"', b'"unknown"') for each in requests]
-    with serve_router() as router:
-        answered = asyncio.run(run_open(router.port, requests, 6, 50.0, seed=1))
-        refused = asyncio.run(run_open(router.port, unknown, 2, 50.0, seed=1))
-        assert resident_bytes(router.pid) > 1 << 20
+    with serve_routers(2) as routers:
+        answered = asyncio.run(run_open(routers.ports, requests, 6, 50.0, seed=1))
+        refused = asyncio.run(run_open(routers.ports, unknown, 2, 50.0, seed=1))
+        assert all(resident_bytes(pid) > 1 << 20 for pid in routers.pids)
     assert (len(answered.whole), answered.failures) == (6, [])
     assert all(0 < first <= whole for first, whole in zip(answered.first_token, answered.whole, strict=True))
     assert len(refused.failures) == 2
