@@ -18,5 +18,7 @@ def checkpoint_revision(directory: Path) -> str:
     digest = blake3((directory / "config.json").read_bytes())
     for path in sorted(directory.glob(f"*{WEIGHTS_SUFFIX}")):
         digest.update(path.name.encode())
-        digest.update_mmap(path)
+        # Opened here: the library's own error names no file.
+        with path.open("rb") as weights:
+            digest.update_mmap(weights.name)
     return digest.hexdigest()

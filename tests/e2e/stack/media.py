@@ -135,7 +135,11 @@ class HostMedium:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             for start, size in _writable_regions(pid):
                 memory.seek(start)
-                region = memoryview(memory.read(size))
+                try:
+                    region = memoryview(memory.read(size))
+                except OSError:
+                    # Given back since its place was read.
+                    continue
                 for match in _JSON_START.finditer(region):
                     place = max(match.start() - 8, 0)
                     blob = _whole_blob(region[place:])
