@@ -69,7 +69,7 @@ class Router:
                     yield event
             return
         except UnavailableError as error:
-            if has_started:
+            if has_started or not self._limits.worker_wait_seconds:
                 raise
             get_logger().warning("no_worker_left", error=str(error))
         back = await self._models.wait_back(min(self._limits.worker_wait_seconds, deadline.remaining()))

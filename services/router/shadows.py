@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
-from services.common.errors import HypicError
+from services.common.errors import HypicError, UnavailableError
 from services.common.telemetry import get_logger
 from services.router.domain.divergence import Comparison, compare
 from services.router.domain.errors import RouterError
@@ -206,8 +206,10 @@ class Shadows:
             finally:
                 attempt.cancel()
                 await asyncio.gather(attempt, return_exceptions=True)
-            if not attempt.cancelled():
-                return attempt.result()
+            if attempt.cancelled() or isinstance(attempt.exception(), UnavailableError):
+                # Traffic was there first.
+                continue
+            return attempt.result()
 
     async def _compare(self, request: GenerationRequest) -> Comparison | None:
         composed = await self._answer(_as_shadow(request, Reuse.COMPOSE))

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from services.common.errors import UnavailableError
+from services.common.errors import InternalError, UnavailableError
 from services.common.telemetry import current_request_id, set_request_id
 from services.router.domain.explain import Explanation, PartExplanation, PlacingExplanation, Seconds, Usage
 from services.router.domain.parts import PartKind
@@ -167,10 +167,18 @@ async def test_what_is_not_composed_any_more_says_nothing() -> None:
 
 
 async def test_a_failure_is_counted_and_nobody_hears_of_it() -> None:
-    rig = Rig(error=UnavailableError("no worker"))
+    rig = Rig(error=InternalError("a fault"))
     rig.add()
     await rig.until(lambda: rig.metrics.outcomes)
     assert rig.metrics.outcomes == [SampleOutcome.FAILED]
+
+
+async def test_a_worker_that_traffic_took_first_is_waited_for() -> None:
+    rig = Rig(error=UnavailableError("no worker takes prompts now"), patience=0.5)
+    rig.add()
+    await rig.until(lambda: rig.metrics.outcomes)
+    assert rig.metrics.outcomes == [SampleOutcome.BUSY]
+    assert len(rig.inner.asked) > 1
 
 
 async def test_the_end_of_the_router_ends_it() -> None:
