@@ -24,6 +24,7 @@ import uvloop
 
 from bench.results import Row, cpu_device, merge_results
 from bench.router.load import Shape, Timings, make_requests, run_open
+from bench.router.processes import await_ready
 from bench.store.load import percentile
 from services.cli.orphans import SUPERVISOR_VARIABLE
 from services.cli.ports import free_port
@@ -33,7 +34,6 @@ from services.router.domain.guard import is_sampled
 _CHECKPOINT = Path(__file__).resolve().parent.parent / "models" / "demo"
 _SUBJECT = "guard"
 _REACH = 1.05
-_START_SECONDS = 60.0
 _SETTLE_SECONDS = 120.0
 _CALIBRATING = 12
 
@@ -130,22 +130,10 @@ def _plain_router(stack: Stack) -> Iterator[int]:
     variables |= {"HYPIC_ROUTER_PORT": str(port), "HYPIC_ROUTER_GUARD_SHARE": "0"}
     with subprocess.Popen([sys.executable, "-m", "services.cli.main", "router"], env=variables) as router:
         try:
-            _await_ready(port)
+            await_ready(port)
             yield port
         finally:
             router.terminate()
-
-
-def _await_ready(port: int) -> None:
-    give_up = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready"):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            if time.monotonic() > give_up:
-                raise RuntimeError("the second router is not ready in time; its log says why") from None
-            time.sleep(0.1)
 
 
 async def measure(plan: Plan) -> Measured:

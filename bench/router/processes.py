@@ -13,7 +13,7 @@ from pathlib import Path
 
 from services.cli.ports import free_port
 
-__all__ = ["RunningRouters", "resident_bytes", "serve_routers"]
+__all__ = ["RunningRouters", "await_ready", "resident_bytes", "serve_routers"]
 
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -50,7 +50,7 @@ def serve_routers(count: int = 1) -> Iterator[RunningRouters]:
                 command = [sys.executable, "-m", "services.cli.main", "router"]
                 pids.append(running.enter_context(_started(command, own)).pid)
             for port in ports:
-                _await_ready(port)
+                await_ready(port)
             yield RunningRouters(tuple(ports), tuple(pids), stubs.pid)
 
 
@@ -71,7 +71,12 @@ def _read_ports(stubs: subprocess.Popen[str]) -> tuple[int, int]:
     return int(ports[0]), int(ports[1])
 
 
-def _await_ready(port: int) -> None:
+def await_ready(port: int) -> None:
+    """Until the router on this port takes requests.
+
+    Raises:
+        RuntimeError: it does not in time.
+    """
     give_up = time.monotonic() + _START_SECONDS
     while True:
         try:
