@@ -1,108 +1,21 @@
-"""The running cache service over real gRPC."""
+"""The calls of a running cache service, over real gRPC."""
 
-import asyncio
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypic.v1 import cache_pb2 as pb
-from hypic.v1 import cache_pb2_grpc
-from prometheus_client import CollectorRegistry
 
-from services.cache.bootstrap import start
 from services.cache.settings import CacheSettings
-from services.common.rpc import LIVENESS, READINESS, create_channel
-from tests.redis_server import RedisServer
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-DOCUMENT = pb.DocumentRef(id="d", digest=b"d" * 32)
-SECRET = "a secret of the tests"
-DEADLINE_SECONDS = 10.0
-
-
-@dataclass(slots=True)
-class Service:
-    stub: "cache_pb2_grpc.CacheServiceAsyncStub"
-    health: Any
-    registry: CollectorRegistry
-
-    async def status(self, name: str) -> int:
-        reply = await self.health.Check(health_pb2.HealthCheckRequest(service=name), timeout=DEADLINE_SECONDS)
-        return int(reply.status)
-
-    async def plan(self, lease_id: str = "") -> pb.PlanResponse:
-        entry = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=400, documents=[DOCUMENT])
-        message = pb.PlanRequest(
-            namespace=pb.Namespace(tenant="acme"), model="m", profile_digest="p", entries=[entry], lease_id=lease_id
-        )
-        return await self.ask(message)
-
-    async def ask(self, message: pb.PlanRequest) -> pb.PlanResponse:
-        """The answer on a stream of its own."""
-        (response,) = [one async for one in self.stub.Plan(iter([message]), timeout=DEADLINE_SECONDS)]
-        return response
-
-    async def publish(self, planned: pb.PlannedEntry, size_bytes: int = 1000) -> pb.PublishResponse:
-        message = pb.PublishRequest(
-            key=planned.key,
-            ticket_id=planned.ticket.ticket_id,
-            fence=planned.ticket.fence,
-            worker_id="w1",
-            tier="host",
-            size_bytes=size_bytes,
-        )
-        return await self.stub.Publish(message, timeout=DEADLINE_SECONDS)
-
-    async def register(self, digest: bytes = b"d" * 32, tags: list[str] | None = None) -> pb.RegisterDocumentResponse:
-        message = pb.RegisterDocumentRequest(
-            namespace=pb.Namespace(tenant="acme"),
-            document=pb.DocumentRef(id="d", digest=digest),
-            title="Title",
-            tags=tags or [],
-            num_tokens=400,
-        )
-        return await self.stub.RegisterDocument(message, timeout=DEADLINE_SECONDS)
-
-    async def beat(self, *resident: pb.ResidentEntry) -> pb.HeartbeatResponse:
-        message = pb.HeartbeatRequest(worker_id="w1", address="10.0.0.1:7201", resident=resident)
-        return await self.stub.Heartbeat(message, timeout=DEADLINE_SECONDS)
-
-
-@asynccontextmanager
-async def running(settings: CacheSettings) -> AsyncIterator[Service]:
-    registry = CollectorRegistry()
-    process = await start(settings, registry)
-    try:
-        async with create_channel(process.address) as channel:
-            yield Service(cache_pb2_grpc.CacheServiceStub(channel), health_pb2_grpc.HealthStub(channel), registry)
-    finally:
-        await process.stop(0.0)
+from tests.contract.served_cache import DEADLINE_SECONDS, DOCUMENT, SECRET, SEGMENT, Service, running
 
 
 @pytest.fixture
 async def service() -> AsyncIterator[Service]:
     async with running(CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET)) as one:
         yield one
-
-
-@pytest.fixture
-def own_server() -> Iterator[RedisServer]:
-    with tempfile.TemporaryDirectory(prefix="hypic-redis-") as folder:
-        server = RedisServer(Path(folder))
-        server.start()
-        yield server
-        server.stop()
 
 
 async def test_a_part_from_cold_to_hit(service: Service) -> None:
@@ -247,7 +160,6 @@ async def test_a_document_is_registered_described_listed_and_replaced(service: S
     assert not (await service.stub.DescribeDocument(stranger, timeout=DEADLINE_SECONDS)).HasField("document")
 
 
-SEGMENT = pb.PlanEntry(kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=1)
 HALF_NAMED = pb.PlanEntry(
     kind=pb.ENTRY_KIND_SEGMENT, content_hash=b"c" * 32, num_tokens=1, documents=[DOCUMENT, pb.DocumentRef(id="e")]
 )
@@ -384,97 +296,3 @@ async def test_evictions_and_misses_are_told_by_tenant_and_by_budget() -> None:
         # 110 bytes more than 250 would have kept it.
         assert missed == {"new": 210, "1.25": 0, "1.5": 70, "2": 0, "more": 0, "tenant_budget": 0}
         assert service.registry.get_sample_value("hypic_cache_budget_bytes") == 250
-
-
-async def test_a_stream_of_plans_ends_with_the_service_and_not_with_its_grace() -> None:
-    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0", secret=SECRET)
-    process = await start(settings, CollectorRegistry())
-    async with create_channel(process.address) as channel:
-        call = cache_pb2_grpc.CacheServiceStub(channel).Plan()
-        await call.write(pb.PlanRequest(model="m", profile_digest="p", entries=[SEGMENT]))
-        answer = await call.read()
-        assert isinstance(answer, pb.PlanResponse)
-        assert answer.entries[0].outcome == pb.PLAN_OUTCOME_COLD
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            await process.stop(grace_seconds=10 * DEADLINE_SECONDS)
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is grpc.StatusCode.OK
-
-
-async def test_a_stop_gets_through_to_a_watch_that_misses_it() -> None:
-    settings = CacheSettings.from_environment(listen_address="127.0.0.1:0")
-    process = await start(settings, CollectorRegistry())
-    process.watch.cancel()
-    missed = 0
-
-    async def stubborn() -> None:
-        nonlocal missed
-        while missed < 2:
-            try:
-                await asyncio.sleep(10 * DEADLINE_SECONDS)
-            except asyncio.CancelledError:
-                missed += 1
-
-    watch = asyncio.create_task(stubborn())
-    await asyncio.sleep(0)
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await replace(process, watch=watch).stop(0)
-    assert missed == 2
-
-
-async def test_readiness_follows_redis(own_server: RedisServer) -> None:
-    settings = CacheSettings.from_environment(
-        listen_address="127.0.0.1:0", directory="redis", redis_url=own_server.url, secret=SECRET
-    )
-    async with running(settings) as service:
-        assert await service.status(READINESS) == SERVING
-        own_server.stop()
-        await reaches(service, NOT_SERVING)
-        assert await service.status(LIVENESS) == SERVING
-        assert (await service.plan()).failure.status == grpc.StatusCode.UNAVAILABLE.value[0]
-        own_server.start()
-        await reaches(service, SERVING)
-        assert (await service.plan()).entries[0].outcome == pb.PLAN_OUTCOME_COLD
-
-
-async def reaches(service: Service, wanted: int) -> None:
-    for _ in range(int(DEADLINE_SECONDS / 0.1)):
-        if await service.status(READINESS) == wanted:
-            return
-        await asyncio.sleep(0.1)
-    pytest.fail("readiness did not follow Redis")
-
-
-def test_sigterm_ends_the_process_with_status_0() -> None:
-    environment = {**os.environ, "HYPIC_CACHE_LISTEN_ADDRESS": "127.0.0.1:0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", "from services.cache.bootstrap import main; main()"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert '"address": "127.0.0.1:' in process.stderr.readline()
-        process.send_signal(signal.SIGTERM)
-        assert '"event": "stopped"' in process.stderr.read()
-        assert process.wait() == 0
-
-
-def test_a_bad_setting_ends_the_process_with_status_2() -> None:
-    environment = {**os.environ, "HYPIC_CACHE_DIRECTORY": "redis", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", "from services.cache.bootstrap import main; main()"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "secret" in done.stderr
-
-
-def test_a_journal_that_cannot_be_used_ends_the_process_with_status_2(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    environment = {
-        **os.environ,
-        "HYPIC_CACHE_LISTEN_ADDRESS": "127.0.0.1:0",
-        "HYPIC_CACHE_SECRET": SECRET,
-        "HYPIC_CACHE_JOURNAL_FILE": str(tmp_path / "file" / "journal"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-c", "from services.cache.bootstrap import main; main()"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "HYPIC_CACHE_JOURNAL_FILE" in done.stderr
-    assert "Traceback" not in done.stderr
