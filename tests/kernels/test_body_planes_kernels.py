@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.worker.ops.body_planes import PassedBody, naive
+from services.worker.ops.body_planes import BodyPlanes, PackedBodies, PassedBody, naive
 from services.worker.ops.body_planes import triton as kernels
 from tests.exactness.rig import assert_close, assert_far
 
@@ -55,3 +55,43 @@ def test_nothing_of_the_pack_lives_on(device: torch.device) -> None:
 
 def test_no_bodies() -> None:
     assert kernels.keep([]) == naive.keep([]) == []
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_keep_packed(form: tuple[int, int, int, int, int], device: torch.device) -> None:
+    """Packed bodies into memory that is there; room that no body has is left alone."""
+    bodies = _bodies(form, device)
+    expected = naive.keep(bodies)
+    own = [BodyPlanes(*(torch.zeros_like(tensor) for tensor in _tensors(planes))) for planes in expected]
+    stacks = [torch.stack(tensors) for tensors in zip(*((*_given(body),) for body in bodies), strict=True)]
+    transitions, seams, states, tails = (
+        torch.cat([stack, torch.full_like(stack[:1], float("nan"))]) for stack in stacks
+    )
+    bounds = torch.cat([torch.full((3, form[0]), 9.0, device=device), *(body.log_bounds for body in bodies)])
+    counts = [len(body.log_bounds) for body in bodies]
+    places = [[tensor.data_ptr() for tensor in _tensors(planes)] for planes in own] + [[0] * 4]
+    kernels.keep_packed(
+        PackedBodies(
+            transitions,
+            seams,
+            states,
+            tails,
+            bounds,
+            torch.tensor([3, 3 + counts[0], 3 + counts[0] + counts[1], 0], device=device),
+            torch.tensor([*counts, 0], device=device),
+        ),
+        torch.tensor(places, device=device),
+        is_aligned=all(place % 16 == 0 for row in places for place in row),
+    )
+    for planes, known in zip(own, expected, strict=True):
+        for tensor, true in zip(_tensors(planes), _tensors(known), strict=True):
+            assert_close(tensor, true, 1e-5)
+    assert_far(own[0].decay, expected[1].decay, 1e-5)
+
+
+def _given(body: PassedBody) -> tuple[torch.Tensor, ...]:
+    return body.transition, body.seam_state, body.state, body.tail
+
+
+def _tensors(planes: BodyPlanes) -> tuple[torch.Tensor, ...]:
+    return planes.transition, planes.end_state, planes.tail, planes.decay

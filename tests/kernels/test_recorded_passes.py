@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.worker.engine import combine_graph, packed_prompts
+from services.worker.engine import kernel_passes, packed_prompts, sweep_graphs
+from services.worker.engine.capture import CapturePass
+from services.worker.engine.capture_rows import CaptureRows
 from services.worker.engine.combine import CombinePass, CombineRows
-from services.worker.engine.combine_graph import CombineGraphs
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.decode import DecodeLoop, PlainDecoder, RunningRequest
@@ -22,7 +23,9 @@ from services.worker.engine.recorder import Recording
 from services.worker.engine.requests import GenerateEvent, GenerateRequest, PromptPart, TokenEvent
 from services.worker.engine.sampling import Sampler, SamplingOptions, find_likeliest
 from services.worker.engine.seam import SeamWindow
+from services.worker.engine.states import SegmentState
 from services.worker.engine.sweep import Sweep
+from services.worker.engine.sweep_graphs import SweepGraphs
 from services.worker.ops import device as kernel_devices
 from services.worker.ops.paged_attention import PagedQueries
 from services.worker.ops.paged_attention import dispatch as paged_attention
@@ -70,7 +73,7 @@ def rig(checkpoints: CheckpointFactory, monkeypatch: pytest.MonkeyPatch) -> Pass
     profile = CaptureProfile(SeamWindow(4), draw_ids(3, 9))
     rig = PassRig(create_context(checkpoints.directory(MOE), torch.device("cpu"), profile))
     rig.capture(draw_ids(20, 1))
-    for module in (kernel_devices, paged_attention, packed_prompts, combine_graph):
+    for module in (kernel_devices, paged_attention, packed_prompts, kernel_passes):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
     monkeypatch.setattr(PagedQueries, "prepare", _prepare_as_replayed)
     return rig
@@ -86,7 +89,7 @@ def _prepare_as_replayed(queries: PagedQueries, key: str, work_out: Callable[[],
 def _plans(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> list[CombinePlan]:
     """Two prompts of one room, of other lengths, bodies and page tables; a snapshot behind the first part."""
     with monkeypatch.context() as plain:
-        for module in (kernel_devices, paged_attention, packed_prompts):
+        for module in (kernel_devices, paged_attention, packed_prompts, kernel_passes):
             plain.setattr(module, "has_kernels", lambda device: False)
         short, long = rig.capture(draw_ids(21, 2), draw_ids(37, 3))
     parts = [CombinePart(state.token_ids, state) for state in (short, long)]
@@ -100,11 +103,11 @@ def _plans(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> list[CombinePlan]:
 
 
 @torch.inference_mode()
-def _combine(rig: PassRig, plan: CombinePlan, graphs: CombineGraphs | None) -> list[torch.Tensor]:
+def _combine(rig: PassRig, plan: CombinePlan, graphs: SweepGraphs | None) -> list[torch.Tensor]:
     """Logits, states, tails and the snapshot's."""
     one = CombinePass(rig.context, plan)
     rows = CombineRows(rig.context, [one])
-    finish(Sweep(rig.context, [rows]).run() if graphs is None else graphs.run(rows))
+    finish(Sweep(rig.context, [rows]).run() if graphs is None else graphs.run([rows]))
     logits, linear, slot = rows.finish().clone(), rig.context.memory.linear_slots, one.prompt.slot
     states, tails = (torch.stack([getattr(own, name)[slot] for own in linear]) for name in ("states", "tails"))
     kept = [tensor for own in one.snapshots[0].snapshots for tensor in (own.state.clone(), own.tail.clone())]
@@ -116,7 +119,7 @@ def test_recorded_combines(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> Non
     """A sweep, a recording, then replays of either prompt."""
     plans, recorder = _plans(rig, monkeypatch), Repeater(rig.context)
     expected = [_combine(rig, plan, None) for plan in plans]
-    graphs = CombineGraphs(rig.context, recorder)
+    graphs = SweepGraphs(rig.context, recorder)
     replays = []
     for index in (0, 0, 1, 0):
         for own, true in zip(_combine(rig, plans[index], graphs), expected[index], strict=True):
@@ -132,11 +135,11 @@ def test_tables_that_have_outgrown_a_recording(rig: PassRig, monkeypatch: pytest
     plan = _plans(rig, monkeypatch)[0]
     prefix = rig.combine(CombinePart(draw_ids(8, 11), keep=True), CombinePart(draw_ids(2, 12))).snapshots[0]
     for own in (plan, replace(plan, prefix=prefix)):
-        graphs, expected = CombineGraphs(rig.context, Repeater(rig.context)), _combine(rig, own, None)
+        graphs, expected = SweepGraphs(rig.context, Repeater(rig.context)), _combine(rig, own, None)
         for _ in range(2):
             _combine(rig, own, graphs)
         with monkeypatch.context() as outgrown:
-            outgrown.setattr(combine_graph._Recorded, "refill_tables", lambda recorded, rows: False)
+            outgrown.setattr(sweep_graphs._Recorded, "refill_tables", lambda recorded, rows: False)
             again = _combine(rig, own, graphs)
         for kept, true in zip(again, expected, strict=True):
             assert_close(kept, true, TOLERANCE)
@@ -144,9 +147,137 @@ def test_tables_that_have_outgrown_a_recording(rig: PassRig, monkeypatch: pytest
 
 def test_what_cannot_be_recorded_has_its_result(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _plans(rig, monkeypatch)[1]
-    expected, graphs = _combine(rig, plan, None), CombineGraphs(rig.context, Repeater(rig.context, refuses=True))
+    expected, graphs = _combine(rig, plan, None), SweepGraphs(rig.context, Repeater(rig.context, refuses=True))
     for _ in range(3):
         assert_close(_combine(rig, plan, graphs)[0], expected[0], TOLERANCE)
+
+
+def _capture_rows(rig: PassRig, segments: Sequence[tuple[int, ...]]) -> tuple[CapturePass, CaptureRows]:
+    """Several segments in the same rows, as a GPU packs them."""
+    one = CapturePass(rig.context, segments, rig.prime)
+    packed = [segment for rows in one.take_chunk() for segment in rows._segments]
+    return one, CaptureRows(rig.context, packed, range(rig.context.profile.chunk_tokens), rig.prime)
+
+
+@torch.inference_mode()
+def _capture(rig: PassRig, segments: Sequence[tuple[int, ...]], graphs: SweepGraphs | None) -> list[torch.Tensor]:
+    one, rows = _capture_rows(rig, segments)
+    finish(Sweep(rig.context, [rows]).run() if graphs is None else graphs.run([rows]))
+    states = one.finish()
+    kept = [tensor for state in states for tensor in rig.fingerprint(state)]
+    for state in states:
+        rig.context.pages.release(state.pages)
+    return kept
+
+
+# Of one room each: one segment, and three in the room of four.
+COLD = [[draw_ids(33, 21)], [draw_ids(60, 22)], [draw_ids(19, 23), draw_ids(40, 24), draw_ids(9, 25)]]
+
+
+def test_recorded_captures(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against plain forms: sweeps over kernels, recordings and replays leave the same planes, keys and values."""
+    with monkeypatch.context() as plain:
+        for module in (kernel_devices, paged_attention, packed_prompts, kernel_passes):
+            plain.setattr(module, "has_kernels", lambda device: False)
+        expected = [_capture(rig, segments, None) for segments in COLD]
+    recorder = Repeater(rig.context)
+    graphs, replays = SweepGraphs(rig.context, recorder), []
+    for index in (0, 0, 1, 0, 2, 2, 2):
+        for own, true in zip(_capture(rig, COLD[index], graphs), expected[index], strict=True):
+            assert_close(own, true, TOLERANCE)
+        replays.append(recorder.num_replays)
+    assert replays[1] == 0
+    assert 0 < replays[2] < replays[3] == replays[5] < replays[6]
+    assert_far(expected[0][0], expected[1][0], TOLERANCE)
+    # A seam of all but the convolution's history still has a body.
+    for own, true in zip(_capture(rig, [draw_ids(7, 26)], graphs), _capture(rig, [draw_ids(7, 26)], None), strict=True):
+        assert_close(own, true, TOLERANCE)
+
+
+@torch.inference_mode()
+def _cold(
+    rig: PassRig, hit: SegmentState, segments: Sequence[tuple[int, ...]], graphs: SweepGraphs | None
+) -> list[torch.Tensor]:
+    """A prompt over a hit and what its own sweep captures: logits, and what is captured."""
+    one, captured = _capture_rows(rig, segments)
+    parts = [CombinePart(state.token_ids, state) for state in (*one.states, hit)]
+    plan = CombinePlan(None, (CombinePart(draw_ids(5, 4), keep=True), *parts, CombinePart(draw_ids(3, 5))), 4)
+    prompt = CombinePass(rig.context, plan)
+    rows = CombineRows(rig.context, [prompt])
+    finish(Sweep(rig.context, [captured, rows]).run() if graphs is None else graphs.run([captured, rows]))
+    logits, states = rows.finish().clone(), one.finish()
+    kept = [logits, *(tensor for state in states for tensor in rig.fingerprint(state))]
+    kept += [tensor.clone() for own in prompt.snapshots[0].snapshots for tensor in (own.state, own.tail)]
+    prompt.release()
+    for state in states:
+        rig.context.pages.release(state.pages)
+    return kept
+
+
+def test_recorded_sweeps_that_capture(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a prompt composes is captured ahead of it in the same recorded layers."""
+    with monkeypatch.context() as plain:
+        for module in (kernel_devices, paged_attention, packed_prompts, kernel_passes):
+            plain.setattr(module, "has_kernels", lambda device: False)
+        (hit,) = rig.capture(draw_ids(21, 2))
+        expected = [_cold(rig, hit, segments, None) for segments in COLD[:2]]
+    recorder = Repeater(rig.context)
+    graphs, replays = SweepGraphs(rig.context, recorder), []
+    for index in (0, 1, 0, 1):
+        for own, true in zip(_cold(rig, hit, COLD[index], graphs), expected[index], strict=True):
+            assert_close(own, true, TOLERANCE)
+        replays.append(recorder.num_replays)
+    assert replays[1] == 0 < replays[2] < replays[3]
+    assert_far(expected[0][0], expected[1][0], TOLERANCE)
+
+
+def test_layers_are_read_once_they_are_done(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows a recorded capture sees no layer ahead of its replay, and every one behind the last."""
+    del monkeypatch
+    graphs = SweepGraphs(rig.context, Repeater(rig.context))
+    for _ in range(2):
+        _capture(rig, COLD[0], graphs)
+    with torch.inference_mode():
+        one, rows = _capture_rows(rig, COLD[0])
+        progress, seen = one.watch(0), []
+        for _ in graphs.run([rows]):
+            seen.append(progress.layers_done)
+        one.abandon()
+    assert seen[0] < len(rig.context.model.layers) == progress.layers_done
+    assert seen == sorted(seen)
+
+
+def test_one_recorded_pass_runs_at_a_time(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What begins between two layers of a replay is a sweep, and both have their results."""
+    del monkeypatch
+    expected = _capture(rig, COLD[0], None)
+    recorder = Repeater(rig.context)
+    graphs = SweepGraphs(rig.context, recorder)
+    for _ in range(2):
+        _capture(rig, COLD[0], graphs)
+    with torch.inference_mode():
+        one, rows = _capture_rows(rig, COLD[0])
+        running = graphs.run([rows])
+        next(running)
+        before = recorder.num_replays
+        between = _capture(rig, COLD[1], graphs)
+        assert recorder.num_replays == before
+        finish(running)
+        (state,) = one.finish()
+    for own, true in zip(rig.fingerprint(state), expected, strict=True):
+        assert_close(own, true, TOLERANCE)
+    assert_far(between[0], expected[0], TOLERANCE)
+    # One that is given up half way leaves the recordings to others.
+    with torch.inference_mode():
+        one, rows = _capture_rows(rig, COLD[0])
+        running = graphs.run([rows])
+        next(running)
+        running.close()
+        one.abandon()
+    before = recorder.num_replays
+    for own, true in zip(_capture(rig, COLD[0], graphs), expected, strict=True):
+        assert_close(own, true, TOLERANCE)
+    assert recorder.num_replays > before
 
 
 class _Reader:

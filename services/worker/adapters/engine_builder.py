@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 
 from services.worker.adapters.served_model import ServedModel
-from services.worker.engine.combine_graph import RECORDED_PASSES, RECORDED_TOKENS
 from services.worker.engine.context import CaptureProfile, EngineContext, capture_chunk
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.loop import Engine
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.ranks import RankGroup
 from services.worker.engine.sampling import CreateSampler, Sampler
+from services.worker.engine.sweep_graphs import RECORDED_PASSES, RECORDED_TOKENS
 from services.worker.inspection.budget import PassSizes, share_memory
 from services.worker.inspection.requests import record_requests
 from services.worker.inspection.sizes import measure_sizes

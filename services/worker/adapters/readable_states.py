@@ -13,7 +13,7 @@ from services.blob.reader import StateReader
 from services.worker.adapters.blob_transfer import outgoing_header, read_outgoing
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.served_model import ServedModel
-from services.worker.engine.capture import CaptureProgress
+from services.worker.engine.capture_rows import CaptureProgress
 from services.worker.engine.transfer import OutgoingState
 
 __all__ = ["BlobState", "CapturedState", "CapturingState", "EngineState", "ReadableState", "run_to_end"]

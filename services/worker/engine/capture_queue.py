@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from services.worker.engine.capture import (
     CapturePass,
-    CaptureProgress,
     capture_prime,
     check_body,
     end_capture,
     pages_of,
     store_state,
 )
+from services.worker.engine.capture_rows import CaptureProgress
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import CaptureJob, CaptureSegment

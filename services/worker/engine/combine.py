@@ -5,12 +5,13 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from services.worker.engine.combine_plan import CombineLayout, CombinePlan
 from services.worker.engine.context import EngineContext
-from services.worker.engine.packed_prompts import PackedPrompts, PlacedPrompt, locate_bodies
+from services.worker.engine.packed_prompts import BodyPlaces, PackedPrompts, PlacedPrompt, locate_bodies
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.states import PrefixState
 from services.worker.engine.sweep import ALL_LAYERS, Sweep
@@ -146,7 +147,6 @@ class CombineRows:
         self._context = context
         self._passes = passes
         self._num_tokens = sum(one.plan.num_live for one in passes)
-        self._packed: PackedPrompts | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -163,14 +163,15 @@ class CombineRows:
         """Whether a pass may be recorded for them and others like them."""
         return True
 
-    @property
+    @cached_property
     def packed(self) -> PackedPrompts:
         """On the host."""
-        if self._packed is None:
-            self._packed = PackedPrompts.of(
-                [PlacedPrompt(one.plan, one.layout, one.prompt.slot) for one in self._passes]
-            )
-        return self._packed
+        return PackedPrompts.of([PlacedPrompt(one.plan, one.layout, one.prompt.slot) for one in self._passes])
+
+    @cached_property
+    def places(self) -> BodyPlaces | None:
+        """Where stored bodies lie, if kernels read them there. Of a pass that captures too: ask once its planes are there."""
+        return locate_bodies(self._context, self.packed.states)
 
     def load_slots(self) -> None:
         """The prompts' state slots as they are ahead of the pass."""
@@ -189,8 +190,7 @@ class CombineRows:
             packed.last_rows,
         )
         token_ids, positions, write_slots, slots, is_fresh, self.last_rows = send_columns(columns, device, torch.int64)
-        addresses = locate_bodies(self._context, packed.states)
-        sent = None if addresses is None else addresses.send(device)
+        sent = None if self.places is None else self.places.send(device)
         self.batch = packed.batch(packed.queries(positions), write_slots, slots, is_fresh.bool(), sent)
         self.load_slots()
         self.hidden = self._context.model.embed(token_ids)

@@ -11,7 +11,7 @@ from itertools import accumulate, takewhile
 import torch
 
 from services.worker.engine.admission import CAPTURE_FAILED, NOTHING_REFUSED, Refusals, ResolvedPrompt
-from services.worker.engine.capture import CaptureProgress
+from services.worker.engine.capture_rows import CaptureProgress
 from services.worker.engine.combine import CombinePass, CombineRows, Prompt
 from services.worker.engine.context import EngineContext
 from services.worker.engine.ordered_captures import OrderedCaptures

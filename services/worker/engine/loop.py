@@ -17,8 +17,9 @@ from services.worker.engine.admission import (
     resolve_live,
 )
 from services.worker.engine.arrivals import Arrivals
-from services.worker.engine.capture import CaptureProgress, end_capture
+from services.worker.engine.capture import end_capture
 from services.worker.engine.capture_queue import CaptureQueue
+from services.worker.engine.capture_rows import CaptureProgress
 from services.worker.engine.combine import Prompt
 from services.worker.engine.combine_queue import AdmittedPrompt, CombineQueue
 from services.worker.engine.context import EngineContext

@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.worker.engine.capture import CapturePass, CaptureProgress, end_capture, store_state
+from services.worker.engine.capture import CapturePass, end_capture, store_state
+from services.worker.engine.capture_rows import CaptureProgress
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError
 from services.worker.engine.requests import CaptureEvent, CaptureSegment

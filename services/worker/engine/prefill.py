@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.worker.engine.capture_queue import CaptureQueue
-from services.worker.engine.combine import CombineRows
-from services.worker.engine.combine_graph import choose_combine_graphs
 from services.worker.engine.combine_queue import AdmittedPrompt, CombineQueue
 from services.worker.engine.context import EngineContext
 from services.worker.engine.sweep import ALL_LAYERS, Rows, Sweep
+from services.worker.engine.sweep_graphs import SweepGraphs, choose_sweep_graphs
 from services.worker.engine.transfer import IncomingState
 
 __all__ = ["Line", "Prefill"]
@@ -116,7 +115,8 @@ class Prefill:
         self._cold = cold
         self._captures = captures
         self._arriving: list[CombineQueue] = []
-        self._graphs = choose_combine_graphs(context)
+        # Of each kind, since one kind's sweeps run between two layers of another's, over memory of their own.
+        self._graphs, self._cold_graphs, self._capture_graphs = (choose_sweep_graphs(context) for _ in range(3))
         self._running: list[_Running] = []
         self._overtaken = 0
 
@@ -211,14 +211,13 @@ class Prefill:
             rows = [own for member in members for own in member.rows]
             sweep = Sweep(self._context, rows)
             is_present = all(member.line.layers_present == ALL_LAYERS for member in members)
-            self._running.append(_Running(members, sweep, self._steps(sweep, rows, is_present)))
+            graphs = self._graphs_of(line) if is_present else None
+            self._running.append(_Running(members, sweep, sweep.run() if graphs is None else graphs.run(rows)))
 
-    def _steps(self, sweep: Sweep, rows: Sequence[Rows], is_present: bool) -> Generator[None, None, None]:
-        """Prompts alone are replayed where they can be recorded."""
-        first = rows[0]
-        if is_present and self._graphs is not None and len(rows) == 1 and isinstance(first, CombineRows):
-            return self._graphs.run(first) if first.is_recordable else sweep.run()
-        return sweep.run()
+    def _graphs_of(self, line: Line) -> SweepGraphs | None:
+        if line is self._captures:
+            return self._capture_graphs
+        return self._cold_graphs if line is self._cold else self._graphs
 
     def _take(self, line: Line) -> list[_Member]:
         taken = [_Member(line, line.take())]

@@ -23,25 +23,32 @@ def page_rows(pages: Sequence[int], page_size: int, base: int, first: int, num_t
     ]
 
 
+def _nowhere() -> NDArray[np.int64]:
+    return np.empty((0, 3), dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentState:
     """One segment under one profile; immutable once it is captured.
 
-    planes: one a linear layer, fewer while the capture is on its way through the layers; pages: keys and values of the
-    body's tokens in every attention layer; addresses: where every plane's transition, end state and tail lie, int64
-    `[layers, 3]`, for kernels that read them as they are, none if it was on its way when it was made.
+    planes: one a linear layer, maybe fewer while the capture is on its way through the layers; pages: keys and values of the
+    body's tokens in every attention layer.
     """
 
     token_ids: tuple[int, ...]
     seam_window: int
     planes: Sequence[LinearPlane]
     pages: tuple[int, ...]
-    addresses: NDArray[np.int64] = field(init=False, compare=False, repr=False)
+    _addresses: NDArray[np.int64] = field(default_factory=_nowhere, init=False, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        held = [(plane.transition, plane.end_state, plane.tail) for plane in self.planes]
-        addresses = np.array([[tensor.data_ptr() for tensor in own] for own in held], dtype=np.int64).reshape(-1, 3)
-        object.__setattr__(self, "addresses", addresses)
+    @property
+    def addresses(self) -> NDArray[np.int64]:
+        """Where the transition, end state and tail of every plane that is there lie, `[layers, 3]`, for kernels."""
+        if len(self._addresses) != len(self.planes):
+            held = [(plane.transition, plane.end_state, plane.tail) for plane in self.planes]
+            found = np.array([[tensor.data_ptr() for tensor in own] for own in held], dtype=np.int64).reshape(-1, 3)
+            object.__setattr__(self, "_addresses", found)
+        return self._addresses
 
     @property
     def body_tokens(self) -> int:

@@ -11,6 +11,7 @@ import torch
 from services.blob.encodings import StateEncoding, decode, decode_tail, encode, encode_tail
 from services.worker.engine.context import EngineContext
 from services.worker.engine.pages import NoRoomError, pages_for
+from services.worker.engine.planes import empty_planes
 from services.worker.engine.states import SegmentState, page_rows
 from services.worker.mixers.batch import LinearPlane
 from services.worker.mixers.shapes import StateShape
@@ -72,7 +73,7 @@ class IncomingState:
         self.token_ids = token_ids
         self._seam_window = context.profile.seam_window.tokens(len(token_ids))
         # Made here, so that a state's memory is the engine's own, wherever it came from.
-        self._planes = [_empty_plane(context, kept) for kept in context.model.spec.states]
+        self._planes = empty_planes(context)
         self.num_layers = len(context.model.spec.kept)
         self.layers_present = 0
         body = len(token_ids) - self._seam_window
@@ -148,18 +149,6 @@ def _index_of_kind(context: EngineContext, layer: int) -> int:
 def _body_slots(context: EngineContext, pages: tuple[int, ...], body_tokens: int) -> torch.Tensor:
     size = context.pages.page_size
     return context.integers([slot for row in page_rows(pages, size, 0, 0, body_tokens) for slot in row.slots(size)])
-
-
-def _empty_plane(context: EngineContext, kept: StateShape) -> LinearPlane:
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=context.device)
-
-    return LinearPlane(
-        transition=empty(*kept.transition_shape),
-        end_state=empty(kept.num_heads, kept.key_dim, kept.value_dim),
-        tail=empty(kept.conv_taps - 1, kept.conv_channels, dtype=context.memory.dtype),
-        decay=empty(kept.num_heads),
-    )
 
 
 def _fill_plane(plane: LinearPlane, planes: Mapping[str, torch.Tensor], encoding: StateEncoding) -> None:

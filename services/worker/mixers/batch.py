@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from services.blob.encodings import StateEncoding, decode, decode_tail, encode, encode_tail
-from services.worker.ops.body_planes import PassedBody, keep
+from services.worker.ops.body_planes import PackedBodies, PassedBody, keep, keep_packed
 from services.worker.ops.layout import BodyAddresses, PartWalk, PassAddresses
 from services.worker.ops.paged_attention import PagedQueries
 
@@ -20,6 +20,7 @@ __all__ = [
     "LinearSlots",
     "LinearSnapshot",
     "Mixer",
+    "WholeSegments",
     "finish_planes",
 ]
 
@@ -104,12 +105,34 @@ def _passed(carry: LinearCarry) -> PassedBody:
     return PassedBody(carry.transition, carry.seam_state, carry.state, carry.tail, bounds)
 
 
+@dataclass(frozen=True, slots=True)
+class WholeSegments:
+    """Segments that one chunk holds whole, on a device that runs kernels.
+
+    begin: with what every linear layer begins; targets int64 `[layers, R, 4]`: the addresses of their planes, which are there
+    before the pass, zeros where there is no segment; firsts, counts int64 `[R]`: the first token of every body, and how many it
+    has; no_bodies: stands for stored bodies, of which there are none, in passes that are recorded, whose walks are prepared.
+    """
+
+    begin: Sequence[LinearSnapshot]
+    targets: torch.Tensor
+    is_aligned: bool
+    firsts: torch.Tensor
+    counts: torch.Tensor
+    no_bodies: BodyAddresses | None = None
+
+    def keep(self, linear_layer: int, bodies: PackedBodies) -> None:
+        """Leave one layer's planes."""
+        keep_packed(bodies, self.targets[linear_layer], self.is_aligned)
+
+
 @dataclass(slots=True)
 class CaptureBatch:
     """One chunk of each of several segments, packed.
 
     walk: a run a segment; seam_tokens: how many leading tokens of each run belong to the seam window; queries: positions
-    count from the prime's first token, `base` is the segments' first; write_slots `[N]` flat slots of the page pool.
+    count from the prime's first token, `base` is the segments' first; write_slots `[N]` flat slots of the page pool; carries:
+    of every segment, one a linear layer; whole: in place of carries, where kernels take segments in one chunk.
     """
 
     walk: PartWalk
@@ -117,7 +140,8 @@ class CaptureBatch:
     queries: PagedQueries
     base: int
     write_slots: torch.Tensor
-    carries: Sequence[Sequence[LinearCarry]]
+    carries: Sequence[Sequence[LinearCarry]] = ()
+    whole: WholeSegments | None = None
 
     def carries_of(self, linear_layer: int) -> list[LinearCarry]:
         """Every segment's carry at one linear layer."""

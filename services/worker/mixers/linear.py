@@ -14,9 +14,11 @@ from services.worker.mixers.batch import (
     LinearPlane,
     LinearSlots,
     LinearSnapshot,
+    WholeSegments,
     finish_planes,
 )
 from services.worker.mixers.shapes import StateShape
+from services.worker.ops.body_planes import PackedBodies
 from services.worker.ops.layout import Body, BodyAddresses, PartWalk
 from services.worker.ops.recurrence import RecurrenceInputs, SlotStates
 from services.worker.ops.recurrence import dispatch as recurrence
@@ -75,8 +77,12 @@ class LinearMixer:
     slots: LinearSlots
 
     def capture(self, hidden: torch.Tensor, batch: CaptureBatch) -> torch.Tensor:
-        """See `Mixer`; advances every segment's carry."""
+        """See `Mixer`; advances every segment's carry, or leaves the planes of whole segments."""
         projected = self.projection.project(hidden)
+        if batch.whole is not None:
+            return self.projection.output(
+                self._capture_whole(projected, batch, batch.whole).to(hidden.dtype), projected
+            )
         carries = batch.carries_of(self.slots.index)
         tails = _stack([carry.tail for carry in carries])
         conv = self._convolve(projected.rows, batch.walk, tails, [None] * len(carries))
@@ -99,6 +105,18 @@ class LinearMixer:
                 carry.transition = result.transitions[run]
                 carry.log_decays.append(bounds[tokens.start + seam : tokens.stop])
         return self.projection.output(result.outputs.to(hidden.dtype), projected)
+
+    def _capture_whole(self, projected: Projected, batch: CaptureBatch, whole: WholeSegments) -> torch.Tensor:
+        begin, count = whole.begin[self.slots.index], len(whole.firsts)
+        tails = begin.tail.expand(count, *begin.tail.shape)
+        body_tails = [None] * count if whole.no_bodies is None else []
+        conv = self._convolve(projected.rows, batch.walk, tails, body_tails, addresses=whole.no_bodies)
+        inputs = self._inputs(conv.outputs, projected, batch.queries.positions)
+        states = begin.state.expand(count, *begin.state.shape)
+        result = recurrence.capture(inputs, batch.walk.cu_runs, batch.seam_tokens, states, None, batch.walk.prepared)
+        passed = (result.transitions, result.seam_states, result.states, conv.tails, inputs.log_bound)
+        whole.keep(self.slots.index, PackedBodies(*passed, whole.firsts, whole.counts))
+        return result.outputs
 
     def finish(self, carries: Sequence[LinearCarry], firsts: Sequence[int]) -> list[LinearPlane]:
         """The planes of finished bodies, the first token of each of which stood at such a position of its capture."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.worker.engine.capture import CaptureRows
+from services.worker.engine.capture_rows import CaptureRows
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.requests import CaptureEvent, CaptureSegment, PrefilledEvent, Serving
 from services.worker.mixers.batch import Mixer

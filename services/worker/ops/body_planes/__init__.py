@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from services.worker.ops.body_planes import naive
-from services.worker.ops.body_planes.types import BodyPlanes, PassedBody
+from services.worker.ops.body_planes.types import BodyPlanes, PackedBodies, PassedBody
 from services.worker.ops.device import runs_kernels
 
-__all__ = ["BodyPlanes", "PassedBody", "keep"]
+__all__ = ["BodyPlanes", "PackedBodies", "PassedBody", "keep", "keep_packed"]
 
 
 def keep(bodies: Sequence[PassedBody]) -> list[BodyPlanes]:
@@ -16,3 +18,13 @@ def keep(bodies: Sequence[PassedBody]) -> list[BodyPlanes]:
     from services.worker.ops.body_planes import triton
 
     return triton.keep(bodies)
+
+
+def keep_packed(bodies: PackedBodies, targets: torch.Tensor, is_aligned: bool) -> None:
+    """As `naive.keep`, on a device that runs kernels, into memory that is there.
+
+    targets int64 `[R, 4]`: the addresses of every body's planes, zeros where there is no body; is_aligned: all to 16 bytes.
+    """
+    from services.worker.ops.body_planes import triton
+
+    triton.keep_packed(bodies, targets, is_aligned)

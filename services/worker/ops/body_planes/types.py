@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["BodyPlanes", "PassedBody"]
+__all__ = ["BodyPlanes", "PackedBodies", "PassedBody"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,23 @@ class PassedBody:
     state: torch.Tensor
     tail: torch.Tensor
     log_bounds: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBodies:
+    """What a capture leaves of segments that one chunk holds whole, in one linear layer: as of `PassedBody`, packed.
+
+    transitions, seam_states, states `[R, H, …]`, tails `[R, taps − 1, C]`; log_bounds `[N, H]` of all tokens; firsts, counts
+    int64 `[R]`: every body's first token, and how many it has.
+    """
+
+    transitions: torch.Tensor
+    seam_states: torch.Tensor
+    states: torch.Tensor
+    tails: torch.Tensor
+    log_bounds: torch.Tensor
+    firsts: torch.Tensor
+    counts: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from services.worker.ops.recurrence.types import (
 )
 from services.worker.ops.tiles import block
 
-__all__ = ["FixedWalk", "capture", "scan", "step", "walk"]
+__all__ = ["FixedCaptures", "FixedWalk", "capture", "scan", "step", "walk"]
 
 
 @triton.jit
@@ -108,20 +108,17 @@ def capture(
     prepared: what is worked out from the runs alone, for other layers to find.
     """
     inputs = _contiguous(inputs)
-    edges = [edge for start, seam in zip(cu_runs[:-1], seam_tokens, strict=True) for edge in (start, start + seam)]
-    cu_halves = [*edges, cu_runs[-1]]
-    runs = range(len(seam_tokens))
-    prepared, key = {} if prepared is None else prepared, f"recurrence capture {inputs.log_decay.ndim}"
+    cu_halves, count = _halves(cu_runs, seam_tokens), len(seam_tokens)
+    prepared, key = {} if prepared is None else prepared, _capture_key(inputs.log_decay.ndim == 3)
     if key not in prepared:
-        stops = [[Stop(2 * run, keep=run, of_body=False), Stop(2 * run + 1)] for run in runs]
-        prepared[key] = Course.of(Cut.of(cu_halves, chunk_tokens(inputs)), stops, states.device)
+        prepared[key] = Course.of(Cut.of(cu_halves, chunk_tokens(inputs)), _capture_stops(count), states.device)
     course: Course = prepared[key]
     own = _own(states)
     if streams(inputs):
         columns = _columns(states) if transitions is None else _own(transitions)
         result = stream(inputs, course, own, columns, from_identity=transitions is None)
         return CaptureResult(result.outputs, own, result.kept, columns)
-    begun = identities(inputs, len(runs)) if transitions is None else transitions
+    begun = identities(inputs, count) if transitions is None else transitions
     if inputs.beta is None:
         result = _carry_alone(inputs, course, own, None)
         columns = begun * _decays(inputs, cu_halves, begun.shape[-2])[1::2]
@@ -129,6 +126,20 @@ def capture(
         columns = _own(begun)
         result = _carry_alone(inputs, course, own, columns)
     return CaptureResult(result.outputs, own, result.kept, columns)
+
+
+def _halves(cu_runs: Sequence[int], seam_tokens: Sequence[int]) -> list[int]:
+    """Offsets of every run's seam and body."""
+    edges = [edge for start, seam in zip(cu_runs[:-1], seam_tokens, strict=True) for edge in (start, start + seam)]
+    return [*edges, cu_runs[-1]]
+
+
+def _capture_stops(count: int) -> list[list[Stop]]:
+    return [[Stop(2 * run, keep=run, of_body=False), Stop(2 * run + 1)] for run in range(count)]
+
+
+def _capture_key(of_channels: bool) -> str:
+    return f"recurrence capture {of_channels}"
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
@@ -233,6 +244,37 @@ class FixedWalk:
         """
         cut = Cut.of(parts.cu_runs, self._room.chunk_tokens)
         self._columns.refill(course_columns(cut, _walk_stops(parts, stored, kept_parts), self._joins_bodies))
+
+
+class FixedCaptures:
+    """The captures of a delta rule's layers of one kind in passes that are recorded once and replayed; see `FixedWalk`.
+
+    room: of runs, each with a seam and a body, and of as many kept states.
+    """
+
+    def __init__(self, of_channels: bool, room: WalkRoom, device: torch.device) -> None:
+        self._of_channels = of_channels
+        self._room = room
+        steps = room.chunks + room.requests
+        sizes = (room.chunks, room.chunks, room.requests + 1, room.requests, steps, steps, steps)
+        self._columns = FixedColumns(sizes, (0, 0, None, None, NONE, NONE, NONE), device)
+
+    def prepare(self, recorded: PartWalk) -> None:
+        """See `FixedWalk`."""
+        course = Course.over(self._columns.tensors, self._room.chunk_tokens, self._room.requests)
+        recorded.prepared[_capture_key(self._of_channels)] = course
+
+    def refill(self, cu_runs: Sequence[int], seam_tokens: Sequence[int]) -> None:
+        """Follow other runs.
+
+        Raises:
+            ValueError: there are more chunks or runs than there is room for.
+        """
+        cut = Cut.of(_halves(cu_runs, seam_tokens), self._room.chunk_tokens)
+        columns = course_columns(cut, _capture_stops(len(seam_tokens)))
+        # The transition of a run that is not there has no steps, nor has its state.
+        columns[3] = [*columns[3], *[columns[2][-1]] * (self._room.requests - len(seam_tokens))]
+        self._columns.refill(columns)
 
 
 def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
