@@ -27,6 +27,7 @@ from services.worker.ops.device import has_kernels
 from services.worker.ops.layout import PartWalk, PassAddresses, WalkRoom
 from services.worker.ops.paged_attention import PagedQueries
 from services.worker.ops.paged_attention.dispatch import takes_kernel
+from services.worker.ops.paged_attention.launch import fixed_launches
 from services.worker.ops.recurrence.chunks import walk_chunk_tokens
 
 __all__ = ["RECORDED_PASSES", "RECORDED_TOKENS", "CombineGraphs", "choose_combine_graphs", "room_of"]
@@ -64,7 +65,7 @@ def choose_combine_graphs(context: EngineContext) -> "CombineGraphs | None":
     mixers, page_tokens = context.model.linear_mixers, context.pages.page_size
     kinds = {(mixer.projection.decays_channels, mixer.shape.conv_taps, mixer.shape.key_dim) for mixer in mixers}
     takes_attention = all(
-        takes_kernel(context.device, shape.key_dim, page_tokens) for shape in context.model.spec.pages
+        takes_kernel(context.device, shape.key_dim, page_tokens, shape.latent_dim) for shape in context.model.spec.pages
     )
     takes_bodies = all(mixer.rotary is None and mixer.projection.conv is not None for mixer in mixers)
     if not (has_kernels(context.device) and len(kinds) == 1 and takes_attention and takes_bodies):
@@ -171,8 +172,6 @@ class _Recorded:
 
     def refill_tables(self, rows: CombineRows) -> bool:
         """Take over other prompts' page tables, which `_Fixed.refill` leaves; False where there is no room for them."""
-        from services.worker.ops.paged_attention.triton import fixed_launches
-
         return all(launch.refresh(rows.batch.queries) for launch in fixed_launches(self.queries).values())
 
 
@@ -253,8 +252,6 @@ class CombineGraphs:
 
     def _record(self, fixed: _Fixed, asked: PagedQueries) -> Generator[None, None, _Recorded]:
         """Yields after every piece."""
-        from services.worker.ops.paged_attention.triton import fixed_launches
-
         # The page tables of the prompts that are there do not live as long as the graphs.
         queries = replace(fixed.batch.queries, prepared={**fixed_launches(asked)})
         pieces: list[Recording] = []
