@@ -1,5 +1,7 @@
 """Recorded combines against the same passes run as they are: when they are recorded, replayed, and with room to spare."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -160,12 +162,11 @@ def test_recorded_captures_are_the_captures(
     question: int | None, rig: PassRig, graphs: SweepGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [[draw_ids(41, 1)], [draw_ids(150, 2)], [draw_ids(70, 3), draw_ids(30, 4), draw_ids(19, 5)]]
-    replayed: list[bool] = []
-    replay = graphs._replay
-    monkeypatch.setattr(graphs, "_replay", lambda *given: replayed.append(True) or replay(*given))
+    replay = Mock(wraps=graphs._replay)
+    monkeypatch.setattr(graphs, "_replay", replay)
     for number, index in enumerate((0, 0, 1, 0, 2, 2, 2, 1)):
         expected, actual = (_cold(rig, batches[index], question, form) for form in (None, graphs))
         for own, true in zip(actual, expected, strict=True):
             assert_close(own, true, TOLERANCE, f"pass {number}")
-    assert len(replayed) == 4
+    assert replay.call_count == 4
     assert_far(_cold(rig, batches[0], question, graphs)[0], _cold(rig, batches[1], question, None)[0], TOLERANCE)

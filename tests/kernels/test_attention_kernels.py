@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from services.worker.engine.states import SegmentState
 from services.worker.ops.paged_attention import AttentionShape, PagedQueries, PageRow, PageTable, naive, work
 from services.worker.ops.paged_attention import triton as kernels
+from services.worker.ops.paged_attention.launch import FixedLaunch, fixed_launches
 from services.worker.ops.rotary import Rotary
 from tests.exactness import test_paged_attention as rig
 from tests.exactness.rig import assert_close, assert_far
@@ -131,7 +132,7 @@ def test_a_fixed_launch_takes_over_longer_tables(monkeypatch: pytest.MonkeyPatch
     queries = [draw_queries(scene, HEADS, 14)[-1:].float().to(device) for scene in scenes]
     pools = [(scene.keys.to(device), scene.values.to(device)) for scene in scenes]
     kernels.attend(queries[0], asked[0], pools[0], shape)
-    prepared = kernels.fixed_launches(asked[0])
+    prepared = fixed_launches(asked[0])
     (launch,) = prepared.values()
     for index in (0, 1, 0, 1):
         assert launch.refresh(asked[index])
@@ -218,16 +219,16 @@ def test_splits_fill_the_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "MIN_SPLIT_KEYS", 16)
     scene = draw_scene([(8, 500), (8, 300), (8, 0)], PLAIN, 4)
     asked = PagedQueries(scene.live, (0, 24), [scene.table])
-    queries, keys = torch.empty(24, 3, 8), torch.empty(1, 16, 3, 8)
+    heads = work.HeadTiles(1, 3, 128)
     for wanted in (12, 30, 60, 10**6):
         monkeypatch.setattr(work, "PROGRAMS", wanted)
-        tiles = work.Tiles.of(asked, queries, keys)
+        tiles = work.Tiles.of(asked, heads, 16)
         assert 3 * len(_programs(asked, tiles)) <= wanted
         if tiles.split_pages > 1:
             shorter = replace(tiles, split_pages=tiles.split_pages - 1)
             assert 3 * len(_programs(asked, shorter)) > wanted
     monkeypatch.setattr(work, "PROGRAMS", 1)
-    assert work.Work.cut(asked, work.Tiles.of(asked, queries, keys)).num_partial == 0
+    assert work.Work.cut(asked, work.Tiles.of(asked, heads, 16)).num_partial == 0
 
 
 def test_a_query_that_sees_no_key_is_refused() -> None:
@@ -269,8 +270,8 @@ def test_a_fixed_launch_follows_a_request_from_page_to_page(
     pools = (scene.keys.to(device), scene.values.to(device))
     table, rows = PageTable(rig.PAGE_SIZE), list(scene.table.rows)
     table.extend([*rows[:-3], replace(rows[-3], count=1)])
-    launch: kernels.FixedLaunch | None = None
-    prepared: dict[str, kernels.FixedLaunch] = {}
+    launch: FixedLaunch | None = None
+    prepared: dict[str, FixedLaunch] = {}
     for index, place in enumerate(scene.live.tolist()[2:], start=2):
         if place == rows[len(table.rows) - 1].first + rows[len(table.rows) - 1].count:
             table.extend([replace(rows[len(table.rows)], count=1)])
@@ -283,7 +284,7 @@ def test_a_fixed_launch_follows_a_request_from_page_to_page(
         expected = naive.attend(query, asked, pools, shape)
         if launch is None:
             assert_close(kernels.attend(query, asked, pools, shape), expected, TOLERANCE)
-            prepared = kernels.fixed_launches(asked)
+            prepared = fixed_launches(asked)
             (launch,) = prepared.values()
         assert launch.refresh(asked)
         again = PagedQueries(asked.positions, (0, 1), (), is_fixed=True, prepared={**prepared})

@@ -183,7 +183,9 @@ class PlainDecoder:
 def _choose_decoder(context: EngineContext) -> Decoder:
     """Recorded steps on a GPU whose kernels take every attention layer, else the model as it is."""
     page_tokens = context.pages.page_size
-    recordable = all(takes_kernel(context.device, shape.key_dim, page_tokens) for shape in context.model.spec.pages)
+    recordable = all(
+        takes_kernel(context.device, shape.key_dim, page_tokens, shape.latent_dim) for shape in context.model.spec.pages
+    )
     if not recordable or not has_kernels(context.device):
         return PlainDecoder(context)
     from services.worker.engine.decode_graph import DecodeGraphs

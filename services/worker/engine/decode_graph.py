@@ -13,7 +13,7 @@ from services.worker.engine.sampling import pick_likeliest
 from services.worker.mixers.batch import DecodeBatch
 from services.worker.ops.columns import send_into
 from services.worker.ops.paged_attention import PagedQueries
-from services.worker.ops.paged_attention.triton import FixedLaunch, fixed_launches
+from services.worker.ops.paged_attention.launch import FixedLaunch, fixed_launches
 
 __all__ = ["DecodeGraphs"]
 

@@ -12,7 +12,7 @@ def runs_kernel_passes(context: EngineContext) -> bool:
     mixers, page_tokens = context.model.linear_mixers, context.pages.page_size
     kinds = {(mixer.projection.decays_channels, mixer.shape.conv_taps, mixer.shape.key_dim) for mixer in mixers}
     takes_attention = all(
-        takes_kernel(context.device, shape.key_dim, page_tokens) for shape in context.model.spec.pages
+        takes_kernel(context.device, shape.key_dim, page_tokens, shape.latent_dim) for shape in context.model.spec.pages
     )
     takes_bodies = all(mixer.rotary is None and mixer.projection.conv is not None for mixer in mixers)
     return has_kernels(context.device) and len(kinds) == 1 and takes_attention and takes_bodies

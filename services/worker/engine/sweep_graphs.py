@@ -24,6 +24,7 @@ from services.worker.mixers.batch import Mixer
 from services.worker.mixers.linear import LinearMixer
 from services.worker.ops.layout import WalkRoom
 from services.worker.ops.paged_attention import PagedQueries
+from services.worker.ops.paged_attention.launch import fixed_launches
 
 __all__ = ["RECORDED_PASSES", "RECORDED_TOKENS", "SweepGraphs", "SweepRoom", "choose_sweep_graphs", "room_of"]
 
@@ -171,8 +172,6 @@ class _Recorded:
 
     def refill_tables(self, members: _Members) -> bool:
         """Take over other rows' page tables, which `refill` leaves; False where there is no room for them."""
-        from services.worker.ops.paged_attention.triton import fixed_launches
-
         return all(
             launch.refresh(asked)
             for one, rows, queries in zip(self.own.fixed, members, self.own.queries, strict=True)
@@ -279,8 +278,6 @@ class SweepGraphs:
 
     def _record(self, asked: _Pass) -> Generator[None, None, _Recorded]:
         """Yields after every piece."""
-        from services.worker.ops.paged_attention.triton import fixed_launches
-
         # The page tables of the rows that are there do not live as long as the graphs.
         queries = [
             replace(one.queries, prepared={**fixed_launches(own)})

@@ -73,6 +73,11 @@ class PageShape:
     value_dim: int
     latent: bool = False
 
+    @property
+    def latent_dim(self) -> int | None:
+        """Channels of a key that are its value too, None where values are kept apart."""
+        return self.value_dim if self.latent else None
+
     def token_bytes(self, itemsize: int) -> int:
         """One token."""
         return itemsize * self.num_kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))

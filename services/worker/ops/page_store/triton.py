@@ -6,7 +6,7 @@ import triton.language as tl
 
 from services.worker.ops.page_store.types import FreshTokens, KeyForm
 from services.worker.ops.paged_attention import PagedQueries
-from services.worker.ops.paged_attention.triton import partners
+from services.worker.ops.paged_attention.triton_tiles import partners
 from services.worker.ops.paged_attention.turns import Turns
 
 __all__ = ["store"]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from services.worker.ops.paged_attention.types import PagedQueries, PageRow, PageRun, PageTable
 from services.worker.ops.tiles import block
 
-__all__ = ["BLOCK_FIELDS", "Tiles", "Work", "room_for"]
+__all__ = ["BLOCK_FIELDS", "HeadTiles", "Tiles", "Work", "room_for"]
 
 # Programs of one launch: four rounds over the 132 multiprocessors of an H100 or H200.
 PROGRAMS = 528
@@ -40,39 +40,50 @@ def room_for(count: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadTiles:
+    """How query heads are cut: `group` of them stand in one tile with their tokens, `count` tiles of heads a token.
+
+    rows: the most that a tile of queries has where one token's heads are no more; least_rows: the fewest.
+    """
+
+    group: int
+    count: int
+    rows: int
+    least_rows: int = 16
+
+
+@dataclass(frozen=True, slots=True)
 class Tiles:
-    """Query tokens of a block and their rows (tokens times heads a key head), and the most pages of a split."""
+    """Query tokens of a block and their rows (tokens times heads of a tile), and the most pages of a split."""
 
     rows: int
     tokens: int
     split_pages: int
 
     @classmethod
-    def of(cls, asked: PagedQueries, queries: torch.Tensor, keys: torch.Tensor) -> "Tiles":
+    def of(cls, asked: PagedQueries, heads: HeadTiles, page_size: int) -> "Tiles":
         """Large tiles for many queries; splits so short that even one request has programs for the whole chip."""
-        (_, heads, key_dim), (_, page_size, kv_heads, _) = queries.shape, keys.shape
-        group = heads // kv_heads
-        widest = 128 if queries.itemsize == 2 and key_dim <= 256 else 64
         longest = max(end - begin for begin, end in pairwise(asked.cu_queries))
-        rows = max(block(group), min(widest, block(group * longest)))
-        tokens = max(1, rows // group)
+        wanted = max(heads.least_rows, min(heads.rows, block(heads.group * longest)))
+        rows = max(block(heads.group), wanted)
+        tokens = max(1, rows // heads.group)
         seen = _Sight.of(asked, tokens).block_pages
-        return cls(rows, tokens, _split_pages(seen, kv_heads, max(1, MIN_SPLIT_KEYS // page_size)))
+        return cls(rows, tokens, _split_pages(seen, heads.count, max(1, MIN_SPLIT_KEYS // page_size)))
 
 
-def _split_pages(seen: _Integers, kv_heads: int, least: int) -> int:
+def _split_pages(seen: _Integers, head_tiles: int, least: int) -> int:
     """The shortest splits that make no more than `PROGRAMS` programs of blocks that see so many pages.
 
     Where blocks alone are more programs than that, a split is cut at twice the mean.
     """
-    mean = -(-kv_heads * int(seen.sum()) // PROGRAMS)
+    mean = -(-head_tiles * int(seen.sum()) // PROGRAMS)
     shortest = max(least, mean)
     lengths = range(shortest, max(shortest, 2 * mean) + 1)
     fitting = bisect_left(
         lengths,
         True,
         hi=len(lengths) - 1,
-        key=lambda length: kv_heads * int(_num_splits(seen, length).sum()) <= PROGRAMS,
+        key=lambda length: head_tiles * int(_num_splits(seen, length).sum()) <= PROGRAMS,
     )
     return lengths[fitting]
 
