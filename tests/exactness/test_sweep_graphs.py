@@ -1,4 +1,4 @@
-"""Recorded combines against the same passes run as they are: when they are recorded, replayed, and with room to spare."""
+"""Recorded sweeps against the same passes run as they are: when they are recorded, replayed, and with room to spare."""
 
 from unittest.mock import Mock
 

@@ -1,6 +1,8 @@
 """Work for a GPU, recorded once and replayed: many launches for the price of one."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,9 +39,21 @@ class _CudaRecorder:
     def record(self, run: Callable[[], Sequence[torch.Tensor]]) -> Recording:
         """See `Recorder`."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with _no_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = run()
         return Recording(outputs, graph.replay)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without garbage collection: what it frees on this thread, as an older graph, spoils a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

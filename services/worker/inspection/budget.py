@@ -13,6 +13,7 @@ from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TO
 __all__ = ["MemoryShares", "PassSizes", "share_memory", "workspace_bytes"]
 
 _FP32 = 4
+_RECORDED_KINDS = 3
 # Segments of so many tokens fill pages and states alike.
 _SEGMENT_TOKENS = 2048
 
@@ -21,7 +22,7 @@ _SEGMENT_TOKENS = 2048
 class PassSizes:
     """The largest passes: tokens of one capture or combine, and requests that run at once.
 
-    recorded_passes: how many combines are kept recorded, of at most `recorded_tokens`; none on a CPU.
+    recorded_passes: how many sweeps of each kind are kept recorded, of at most `recorded_tokens`; none on a CPU.
     """
 
     pass_tokens: int
@@ -35,7 +36,7 @@ class PassSizes:
 class MemoryShares:
     """Bytes of a device. carries: what captures on their way hold beside pages; negative pages: nothing is left to share.
 
-    recorded: recorded combines and the work that they share.
+    recorded: recorded sweeps and the work that those of a kind share.
     """
 
     weights: int
@@ -73,9 +74,10 @@ def share_memory(total: int, spec: ModelSpec, sizes: Sizes, itemsize: int, passe
 
 
 def _recorded_bytes(spec: ModelSpec, sizes: Sizes, itemsize: int, passes: PassSizes) -> int:
-    """Each keeps the hidden states behind it and a snapshot."""
-    each = passes.recorded_tokens * spec.hidden_size * itemsize + sizes.request_state
-    return workspace_bytes(spec, itemsize, passes.recorded_tokens) + passes.recorded_passes * each
+    """Prompts, prompts that capture, and captures: each kind has work and hidden states of its own, prompts keep a snapshot."""
+    hidden = passes.recorded_tokens * spec.hidden_size * itemsize
+    of_kind = workspace_bytes(spec, itemsize, passes.recorded_tokens) + hidden
+    return _RECORDED_KINDS * of_kind + (_RECORDED_KINDS - 1) * passes.recorded_passes * sizes.request_state
 
 
 def workspace_bytes(spec: ModelSpec, itemsize: int, num_tokens: int) -> int:
