@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 from services.worker.mixers.shapes import MixerShape, PageShape, StateShape
@@ -76,7 +77,7 @@ class LayerSpec:
         return replace(self, mixer=self.mixer.split(share), feed_forward=self.feed_forward.split(share))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSpec:
     """Shapes of a decoder; `eps` is that of the layers' norms."""
 
@@ -88,7 +89,7 @@ class ModelSpec:
     eps: float
     layers: tuple[LayerSpec, ...]
 
-    @property
+    @cached_property
     def kept(self) -> tuple[StateShape | PageShape, ...]:
         """What every layer keeps of the tokens it has seen."""
         return tuple(layer.mixer.kept for layer in self.layers)
@@ -103,7 +104,7 @@ class ModelSpec:
         """What the attention layers keep."""
         return (kept for kept in self.kept if isinstance(kept, PageShape))
 
-    @property
+    @cached_property
     def conv_history(self) -> int:
         """Inputs that a convolution tail holds: `taps − 1`, 0 without convolutions."""
         return max((state.conv_taps - 1 for state in self.states), default=0)
