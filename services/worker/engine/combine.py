@@ -189,7 +189,7 @@ class CombineRows:
             packed.last_rows,
         )
         token_ids, positions, write_slots, slots, is_fresh, self.last_rows = send_columns(columns, device, torch.int64)
-        addresses = locate_bodies(self._context, packed.states)
+        addresses = locate_bodies(self._context, packed)
         sent = None if addresses is None else addresses.send(device)
         self.batch = packed.batch(packed.queries(positions), write_slots, slots, is_fresh.bool(), sent)
         self.load_slots()

@@ -61,14 +61,16 @@ def _up(count: int, step: int) -> int:
 
 
 def choose_combine_graphs(context: EngineContext) -> "CombineGraphs | None":
-    """Recorded combines where kernels run all of them, alike in every layer, and read stored bodies as they are."""
+    """Recorded combines where kernels run all of them, alike in every layer."""
     mixers, page_tokens = context.model.linear_mixers, context.pages.page_size
-    kinds = {(mixer.projection.decays_channels, mixer.shape.conv_taps, mixer.shape.key_dim) for mixer in mixers}
+    kinds = {
+        (mixer.projection.decays_channels, mixer.projection.erases, mixer.shape.conv_taps, mixer.shape.key_dim)
+        for mixer in mixers
+    }
     takes_attention = all(
         takes_kernel(context.device, shape.key_dim, page_tokens, shape.latent_dim) for shape in context.model.spec.pages
     )
-    takes_bodies = all(mixer.rotary is None and mixer.projection.conv is not None for mixer in mixers)
-    if not (has_kernels(context.device) and len(kinds) == 1 and takes_attention and takes_bodies):
+    if not (has_kernels(context.device) and len(kinds) == 1 and takes_attention):
         return None
     return CombineGraphs(context, create_recorder(context))
 
@@ -93,25 +95,27 @@ class _Fixed:
 
     def __init__(self, context: EngineContext, room: WalkRoom, of_channels: bool) -> None:
         from services.worker.ops.recurrence.triton import FixedWalk
+        from services.worker.ops.recurrence.triton_compose import joins_bodies
         from services.worker.ops.short_conv.triton import FixedRows
 
         device, places = context.device, (len(context.model.linear_mixers), 3, room.parts)
         tokens, requests = room.tokens, room.requests
         self._columns = FixedColumns(
-            (tokens, tokens, tokens, requests, requests, requests, prod(places)),
-            (0, 0, -1, 0, 0, 0, 0),
+            (tokens, tokens, tokens, requests, requests, requests, prod(places), room.parts),
+            (0, 0, -1, 0, 0, 0, 0, 0),
             device,
             torch.int64,
         )
-        self.token_ids, positions, write_slots, slots, self._is_fresh_column, self._last_rows, table = (
+        self.token_ids, positions, write_slots, slots, self._is_fresh_column, self._last_rows, table, body_positions = (
             self._columns.tensors
         )
         self._is_fresh = torch.zeros(requests, dtype=torch.bool, device=device)
         self._places = places
-        self._walks: list[FixedWalk | FixedRows] = [
-            FixedWalk(of_channels, room, device, context.memory.dtype, context.model.linear_mixers[0].shape.key_dim),
-            FixedRows(context.model.spec.conv_history, room, device),
-        ]
+        mixer, history = context.model.linear_mixers[0], context.model.spec.conv_history
+        joins = mixer.projection.erases and joins_bodies(context.memory.dtype, of_channels, mixer.shape.key_dim)
+        self._walks: list[FixedWalk | FixedRows] = [FixedWalk(of_channels, room, device, joins)]
+        if history:
+            self._walks.append(FixedRows(history, room, device))
         self.batch = CombineBatch(
             walk=PartWalk((0, tokens), tuple(range(requests + 1))),
             queries=PagedQueries(positions, (), (), is_fixed=True),
@@ -120,7 +124,7 @@ class _Fixed:
             planes=(),
             body_positions=(),
             keep_after=frozenset(range(room.kept)),
-            addresses=PassAddresses(table.view(places), is_aligned=True),
+            addresses=PassAddresses(table.view(places), is_aligned=True, positions=body_positions),
             is_fresh=self._is_fresh,
         )
         for walk in self._walks:
@@ -134,7 +138,7 @@ class _Fixed:
         self._columns.refill(
             (
                 packed.token_ids, packed.positions, packed.write_slots, packed.slots, packed.is_fresh, packed.last_rows,
-                table.ravel(),
+                table.ravel(), places.positions,
             )
         )  # fmt: skip
         self._is_fresh.copy_(self._is_fresh_column)
@@ -198,7 +202,7 @@ class CombineGraphs:
         if room.tokens > RECORDED_TOKENS or self._is_given_up or not self._has_met(room):
             yield from Sweep(self._context, [rows]).run()
             return
-        places, recorded = locate_bodies(self._context, rows.packed.states), self._recorded[room]
+        places, recorded = locate_bodies(self._context, rows.packed), self._recorded[room]
         if places is None or not places.is_aligned:
             yield from Sweep(self._context, [rows]).run()
         elif recorded is None or not (yield from self._replay(recorded, rows, places)):
