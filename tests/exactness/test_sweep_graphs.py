@@ -31,7 +31,7 @@ def rig(checkpoints: CheckpointFactory, variant: Variant, device: torch.device) 
 def graphs(rig: PassRig) -> SweepGraphs:
     chosen = choose_sweep_graphs(rig.context)
     if chosen is None:
-        pytest.skip("this family turns its states, has no convolution or keeps latents: it runs as it is")
+        pytest.skip("this family has no linear layers, or heads that no kernel takes: it runs as it is")
     return chosen
 
 
@@ -80,7 +80,10 @@ def test_recorded_passes_are_the_passes(rig: PassRig, graphs: SweepGraphs) -> No
     for number, batch in enumerate(batches):
         expected, actual = _Outcome(rig, batch, None), _Outcome(rig, batch, graphs)
         for name in ("logits", "states", "tails", "kept"):
-            assert_close(getattr(actual, name), getattr(expected, name), TOLERANCE, f"{name} of pass {number}")
+            true = getattr(expected, name)
+            # Without a convolution there are no tails.
+            if true.numel():
+                assert_close(getattr(actual, name), true, TOLERANCE, f"{name} of pass {number}")
     assert_far(_Outcome(rig, batches[4], graphs).logits, _Outcome(rig, batches[3], None).logits, TOLERANCE)
 
 

@@ -25,18 +25,21 @@ from services.worker.engine.sampling import Sampler, SamplingOptions, find_likel
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.states import SegmentState
 from services.worker.engine.sweep import Sweep
-from services.worker.engine.sweep_graphs import SweepGraphs
+from services.worker.engine.sweep_graphs import SweepGraphs, choose_sweep_graphs
 from services.worker.ops import device as kernel_devices
 from services.worker.ops.paged_attention import PagedQueries
 from services.worker.ops.paged_attention import dispatch as paged_attention
 from tests.exactness.rig import PassRig, assert_close, assert_far, create_context, draw_ids, finish
-from tests.models import VARIANTS, CheckpointFactory
+from tests.models import VARIANTS, CheckpointFactory, Variant
 
 # Rows of the room compute with NaN, of which numpy warns in the interpreter.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
 TOLERANCE = 1e-4
-MOE = next(variant for variant in VARIANTS if variant.name == "qwen3_5_moe-standard")
+MOE, RING = (
+    next(variant for variant in VARIANTS if variant.name == name)
+    for name in ("qwen3_5_moe-standard", "ring-2.5-low-rank")
+)
 
 
 class Repeater:
@@ -66,12 +69,17 @@ class Repeater:
 
 
 @pytest.fixture
-def rig(checkpoints: CheckpointFactory, monkeypatch: pytest.MonkeyPatch) -> PassRig:
+def variant() -> Variant:
+    return MOE
+
+
+@pytest.fixture
+def rig(checkpoints: CheckpointFactory, variant: Variant, monkeypatch: pytest.MonkeyPatch) -> PassRig:
     """Plain forms capture; from then on kernels run."""
     if "TRITON_INTERPRET" not in os.environ:
         pytest.skip("kernels run in Triton's interpreter on a CPU only; HYPIC_DEVICE names a GPU")
     profile = CaptureProfile(SeamWindow(4), draw_ids(3, 9))
-    rig = PassRig(create_context(checkpoints.directory(MOE), torch.device("cpu"), profile))
+    rig = PassRig(create_context(checkpoints.directory(variant), torch.device("cpu"), profile))
     rig.capture(draw_ids(20, 1))
     for module in (kernel_devices, paged_attention, packed_prompts, kernel_passes):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
@@ -104,7 +112,7 @@ def _plans(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> list[CombinePlan]:
 
 @torch.inference_mode()
 def _combine(rig: PassRig, plan: CombinePlan, graphs: SweepGraphs | None) -> list[torch.Tensor]:
-    """Logits, states, tails and the snapshot's."""
+    """Logits, states, tails and the snapshot's, but tails of families without a convolution."""
     one = CombinePass(rig.context, plan)
     rows = CombineRows(rig.context, [one])
     finish(Sweep(rig.context, [rows]).run() if graphs is None else graphs.run([rows]))
@@ -112,14 +120,18 @@ def _combine(rig: PassRig, plan: CombinePlan, graphs: SweepGraphs | None) -> lis
     states, tails = (torch.stack([getattr(own, name)[slot] for own in linear]) for name in ("states", "tails"))
     kept = [tensor for own in one.snapshots[0].snapshots for tensor in (own.state.clone(), own.tail.clone())]
     one.release()
-    return [logits, states, tails, *kept]
+    return [tensor for tensor in (logits, states, tails, *kept) if tensor.numel()]
 
 
+@pytest.mark.parametrize("variant", [MOE, RING], ids=lambda variant: variant.name)
 def test_recorded_combines(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep, a recording, then replays of either prompt."""
+    """A sweep, a recording, then replays of either prompt; latents, and states that turn with their bodies' positions."""
     plans, recorder = _plans(rig, monkeypatch), Repeater(rig.context)
     expected = [_combine(rig, plan, None) for plan in plans]
-    graphs = SweepGraphs(rig.context, recorder)
+    with monkeypatch.context() as recording:
+        recording.setattr(sweep_graphs, "create_recorder", lambda context: recorder)
+        graphs = choose_sweep_graphs(rig.context)
+    assert graphs is not None
     replays = []
     for index in (0, 0, 1, 0):
         for own, true in zip(_combine(rig, plans[index], graphs), expected[index], strict=True):

@@ -131,7 +131,7 @@ def test_a_recorded_walk_takes_over_others(rule: Rule, chunk_tokens: int, device
         pytest.skip("decays of every channel have short chunks alone")
     room = WalkRoom(tokens=96, parts=6, chunks=9, requests=2, kept=1, chunk_tokens=chunk_tokens)
     fixed, recorded = (
-        kernels.FixedWalk(rule.every_channel, room, device, torch.float32, 12),
+        kernels.FixedWalk(rule.every_channel, room, device, joins=False),
         PartWalk((0, 96), (0, 1, 2)),
     )
     fixed.prepare(recorded)
@@ -296,7 +296,7 @@ def test_walk_in_bf16(shape: tuple[int, int, int], device: torch.device) -> None
     expected = naive.walk(wide[:100], walk, starts, bodies, (0, 2))
     actual = kernels.walk(shared[slice(0, 100)], walk, slots, bodies, (0, 2))
     room = WalkRoom(tokens=112, parts=6, chunks=12, requests=2, kept=2, chunk_tokens=16)
-    fixed, recorded = kernels.FixedWalk(False, room, device, torch.bfloat16, shape[1]), PartWalk((0, 112), (0, 1, 2))
+    fixed, recorded = kernels.FixedWalk(False, room, device, joins=True), PartWalk((0, 112), (0, 1, 2))
     fixed.prepare(recorded)
     fixed.refill(walk, [body is not None for body in bodies], [0, 2])
     replayed = kernels.walk(

@@ -171,7 +171,7 @@ class CombineRows:
     @cached_property
     def places(self) -> BodyPlaces | None:
         """Where stored bodies lie, if kernels read them there. Of a pass that captures too: ask once its planes are there."""
-        return locate_bodies(self._context, self.packed.states)
+        return locate_bodies(self._context, self.packed)
 
     def load_slots(self) -> None:
         """The prompts' state slots as they are ahead of the pass."""

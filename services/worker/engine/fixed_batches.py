@@ -64,25 +64,27 @@ class FixedCombine:
 
     def __init__(self, context: EngineContext, room: WalkRoom, of_channels: bool) -> None:
         from services.worker.ops.recurrence.triton import FixedWalk
+        from services.worker.ops.recurrence.triton_compose import joins_bodies
         from services.worker.ops.short_conv.triton import FixedRows
 
         device, places = context.device, (len(context.model.linear_mixers), 3, room.parts)
         tokens, requests = room.tokens, room.requests
         self._columns = FixedColumns(
-            (tokens, tokens, tokens, requests, requests, requests, prod(places)),
-            (0, 0, -1, 0, 0, 0, 0),
+            (tokens, tokens, tokens, requests, requests, requests, prod(places), room.parts),
+            (0, 0, -1, 0, 0, 0, 0, 0),
             device,
             torch.int64,
         )
-        self.token_ids, positions, write_slots, slots, self._is_fresh_column, self._last_rows, table = (
+        self.token_ids, positions, write_slots, slots, self._is_fresh_column, self._last_rows, table, body_positions = (
             self._columns.tensors
         )
         self._is_fresh = torch.zeros(requests, dtype=torch.bool, device=device)
         self._places = places
-        self._walks: list[FixedWalk | FixedRows] = [
-            FixedWalk(of_channels, room, device, context.memory.dtype, context.model.linear_mixers[0].shape.key_dim),
-            FixedRows(context.model.spec.conv_history, room, device),
-        ]
+        mixer, history = context.model.linear_mixers[0], context.model.spec.conv_history
+        joins = mixer.projection.erases and joins_bodies(context.memory.dtype, of_channels, mixer.shape.key_dim)
+        self._walks: list[FixedWalk | FixedRows] = [FixedWalk(of_channels, room, device, joins)]
+        if history:
+            self._walks.append(FixedRows(history, room, device))
         self._batch = CombineBatch(
             walk=PartWalk((0, tokens), tuple(range(requests + 1))),
             queries=PagedQueries(positions, (), (), is_fixed=True),
@@ -91,7 +93,7 @@ class FixedCombine:
             planes=(),
             body_positions=(),
             keep_after=frozenset(range(room.kept)),
-            addresses=PassAddresses(table.view(places), is_aligned=True),
+            addresses=PassAddresses(table.view(places), is_aligned=True, positions=body_positions),
             is_fresh=self._is_fresh,
         )
         for walk in self._walks:
@@ -122,7 +124,7 @@ class FixedCombine:
         self._columns.refill(
             (
                 packed.token_ids, packed.positions, packed.write_slots, packed.slots, packed.is_fresh, packed.last_rows,
-                table.ravel(),
+                table.ravel(), rows.places.positions,
             )
         )  # fmt: skip
         self._is_fresh.copy_(self._is_fresh_column)

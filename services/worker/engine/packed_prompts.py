@@ -76,6 +76,16 @@ class PackedPrompts:
         """Of stored bodies, in order."""
         return [run.state for run in self.runs if run.state is not None]
 
+    @property
+    def body_positions(self) -> list[int]:
+        """Where the tokens behind every run stand: a stored body's first."""
+        return [run.first + len(run.token_ids) for run in self.runs]
+
+    @property
+    def stored_positions(self) -> list[int]:
+        """Of stored bodies, in order."""
+        return [place for run, place in zip(self.runs, self.body_positions, strict=True) if run.state is not None]
+
     def queries(self, positions: torch.Tensor) -> PagedQueries:
         """Over positions on the device."""
         cu_queries = [self.walk.cu_runs[part] for part in self.walk.cu_parts]
@@ -96,7 +106,7 @@ class PackedPrompts:
             write_slots=write_slots,
             slots=slots,
             planes=[None if run.state is None else run.state.planes for run in self.runs],
-            body_positions=[run.first + len(run.token_ids) for run in self.runs],
+            body_positions=self.body_positions,
             keep_after=self.keep_after,
             addresses=addresses,
             is_fresh=is_fresh,
@@ -105,9 +115,13 @@ class PackedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class BodyPlaces:
-    """Where the planes of stored bodies lie: addresses int64 `[layers, 3, n]` on the host, as `PassAddresses` has them."""
+    """Where the planes of stored bodies lie, on the host, as `PassAddresses` has them.
+
+    table int64 `[layers, 3, n]`; positions: where the bodies stand, by which families with position turn their end states.
+    """
 
     table: NDArray[np.int64]
+    positions: Sequence[int]
 
     @property
     def is_aligned(self) -> bool:
@@ -116,19 +130,20 @@ class BodyPlaces:
 
     def send(self, device: torch.device) -> PassAddresses:
         """To the device."""
-        (flat,) = send_columns([self.table.ravel()], device, torch.int64)
-        return PassAddresses(flat.view(self.table.shape), self.is_aligned)
+        flat, positions = send_columns([self.table.ravel(), self.positions], device, torch.int64)
+        return PassAddresses(flat.view(self.table.shape), self.is_aligned, positions)
 
 
-def locate_bodies(context: EngineContext, states: Sequence[SegmentState]) -> BodyPlaces | None:
-    """Where kernels read stored bodies as they are: unturned, on their own device.
+def locate_bodies(context: EngineContext, packed: PackedPrompts) -> BodyPlaces | None:
+    """Where kernels read stored bodies as they are, on their own device.
 
     None too where some are on their way through the layers: then every layer looks where its own lie.
     """
-    mixers = context.model.linear_mixers
+    mixers, states = context.model.linear_mixers, packed.states
     if any(len(state.addresses) < len(mixers) for state in states):
         return None
-    if not has_kernels(context.device) or not mixers or any(mixer.rotary is not None for mixer in mixers):
+    if not has_kernels(context.device) or not mixers:
         return None
     nothing = np.zeros((len(mixers), 3), dtype=np.int64)
-    return BodyPlaces(np.stack([state.addresses for state in states] or [nothing], axis=-1))
+    table = np.stack([state.addresses for state in states] or [nothing], axis=-1)
+    return BodyPlaces(table, packed.stored_positions or [0])

@@ -123,7 +123,7 @@ class RefreshedRows(CombineRows):
         token_ids, positions, write_slots, slots, is_fresh, self.last_rows, self._walked, sides = send_columns(
             columns, device, torch.int64
         )
-        addresses = locate_bodies(self._context, packed.states)
+        addresses = locate_bodies(self._context, packed)
         sent = None if addresses is None else addresses.send(device)
         walked = PagedQueries(positions[self._walked], (), ())
         self.batch = packed.batch(walked, write_slots, slots, is_fresh.bool(), sent)

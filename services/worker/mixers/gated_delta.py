@@ -90,6 +90,11 @@ class GatedDelta:
         """See `LinearProjection`."""
         return False
 
+    @property
+    def erases(self) -> bool:
+        """See `LinearProjection`."""
+        return True
+
     def project(self, hidden: torch.Tensor) -> Projected:
         """See `LinearProjection`."""
         shape = self.shape

@@ -83,6 +83,11 @@ class KimiDelta:
         """See `LinearProjection`."""
         return True
 
+    @property
+    def erases(self) -> bool:
+        """See `LinearProjection`."""
+        return True
+
     def project(self, hidden: torch.Tensor) -> Projected:
         """See `LinearProjection`."""
         shape, weights = self.shape, self.weights

@@ -105,6 +105,11 @@ class Lightning:
         """See `LinearProjection`."""
         return False
 
+    @property
+    def erases(self) -> bool:
+        """See `LinearProjection`."""
+        return False
+
     def project(self, hidden: torch.Tensor) -> Projected:
         """See `LinearProjection`."""
         channels = self.shape.channels

@@ -54,6 +54,11 @@ class LinearProjection(Protocol):
         """Every key channel decays on its own."""
         ...
 
+    @property
+    def erases(self) -> bool:
+        """A token erases what its key held before (a delta rule)."""
+        ...
+
     def project(self, hidden: torch.Tensor) -> Projected:
         """Normed hidden states `[N, hidden]` to what the tokens bring."""
         ...
@@ -144,9 +149,9 @@ class LinearMixer:
             self._inputs(conv.outputs, projected, batch.queries.positions),
             batch.walk,
             SlotStates(self.slots.states, batch.slots, batch.is_fresh),
-            [self._body(*placed) for placed in zip(planes, batch.body_positions, strict=True)],
+            [self._body(*placed, addresses) for placed in zip(planes, batch.body_positions, strict=True)],
             batch.keep_after,
-            addresses,
+            self._turned(addresses),
         )
         self.slots.tails[batch.slots] = conv.tails
         for part in batch.keep_after:
@@ -185,10 +190,16 @@ class LinearMixer:
         q, k = self.rotary.rotate(inputs.q, positions), self.rotary.rotate(inputs.k, positions)
         return replace(inputs, q=q, k=k)
 
-    def _body(self, plane: LinearPlane | None, position: int) -> Body | None:
+    def _turned(self, addresses: BodyAddresses | None) -> BodyAddresses | None:
+        if addresses is None or self.rotary is None:
+            return addresses
+        return recurrence.turn_bodies(addresses, self.rotary, self.slots.states)
+
+    def _body(self, plane: LinearPlane | None, position: int, addresses: BodyAddresses | None) -> Body | None:
+        """Kernels that read bodies by address turn them themselves."""
         if plane is None:
             return None
-        if self.rotary is None:
+        if self.rotary is None or addresses is not None:
             return Body(plane.transition, plane.end_state)
         return Body(plane.transition, self.rotary.rotate_state(plane.end_state, position))
 

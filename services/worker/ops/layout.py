@@ -43,24 +43,28 @@ class BodyAddresses:
     """Where one layer's stored bodies lie on a device, for kernels: int64 `[3, n]` of transitions, end states and conv tails.
 
     n: bodies of a walk, in order, or more; is_aligned: all addresses are to 16 bytes; zeros: what stands for the transitions
-    of bodies that forget everything, and must live as long as the table.
+    of bodies that forget everything; positions int64 `[n]`: where their first tokens stand; turned: end states that were
+    moved there. What is not None must live as long as the table.
     """
 
     table: torch.Tensor
     is_aligned: bool
     zeros: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    turned: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PassAddresses:
-    """`BodyAddresses` of all linear layers of a pass, int64 `[layers, 3, n]`."""
+    """`BodyAddresses` of all linear layers of a pass, int64 `[layers, 3, n]`; positions: as there."""
 
     table: torch.Tensor
     is_aligned: bool
+    positions: torch.Tensor | None = None
 
     def of_layer(self, layer: int) -> BodyAddresses:
         """One layer's."""
-        return BodyAddresses(self.table[layer], self.is_aligned)
+        return BodyAddresses(self.table[layer], self.is_aligned, positions=self.positions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from services.worker.ops.device import runs_kernels
 from services.worker.ops.layout import Body, BodyAddresses, PartWalk
 from services.worker.ops.recurrence import chunked
 from services.worker.ops.recurrence.types import CaptureResult, RecurrenceInputs, SlotStates, WalkResult
+from services.worker.ops.rotary import Rotary
 
-__all__ = ["capture", "step", "walk"]
+__all__ = ["capture", "step", "turn_bodies", "walk"]
 
 
 def _form(inputs: RecurrenceInputs) -> ModuleType:
@@ -54,6 +55,13 @@ def walk(
     result = chunked.walk(inputs, parts, states.read(), bodies, keep_after)
     states.write(result.states)
     return result
+
+
+def turn_bodies(addresses: BodyAddresses, rotary: Rotary, states: torch.Tensor) -> BodyAddresses:
+    """Bodies that kernels read, moved to their positions; states `[slots, H, K, V]` say of which shape they are."""
+    from services.worker.ops.recurrence import triton_turn
+
+    return triton_turn.turn_bodies(addresses, rotary, states)
 
 
 def step(inputs: RecurrenceInputs, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

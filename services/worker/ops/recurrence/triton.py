@@ -20,7 +20,7 @@ from services.worker.ops.layout import Body, BodyAddresses, PartWalk, WalkRoom
 from services.worker.ops.recurrence.chunks import walk_chunk_tokens
 from services.worker.ops.recurrence.cuts import Cut, chunk_tokens
 from services.worker.ops.recurrence.triton_carry import NONE, Carried, Course, Stop, carry, course_columns, locate
-from services.worker.ops.recurrence.triton_compose import compose, composes, joins_bodies
+from services.worker.ops.recurrence.triton_compose import compose, composes
 from services.worker.ops.recurrence.triton_stream import stream, streams
 from services.worker.ops.recurrence.types import (
     CaptureResult,
@@ -214,18 +214,16 @@ def _walk_stops(parts: PartWalk, stored: Sequence[bool], kept_parts: Sequence[in
 
 
 class FixedWalk:
-    """The walks of a delta rule's layers of one kind in passes that are recorded once and replayed.
+    """The walks of layers of one kind in passes that are recorded once and replayed.
 
-    of_channels: decays of every key channel; dtype, key_dim: of the keys.
+    of_channels: decays of every key channel; joins: bodies are no steps of their own behind chunks (see `joins_bodies`).
 
     `prepare` enters the course into the recorded walk, which names neither bodies nor runs and keeps as many states as its room.
     """
 
-    def __init__(
-        self, of_channels: bool, room: WalkRoom, device: torch.device, dtype: torch.dtype, key_dim: int
-    ) -> None:
+    def __init__(self, of_channels: bool, room: WalkRoom, device: torch.device, joins: bool) -> None:
         self._room = room
-        self._joins_bodies = joins_bodies(dtype, of_channels, key_dim)
+        self._joins_bodies = joins
         self._of_channels = of_channels
         steps = room.chunks + room.parts
         sizes = (room.chunks, room.chunks, room.requests + 1, room.requests, steps, steps, steps)
