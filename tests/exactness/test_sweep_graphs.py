@@ -10,6 +10,7 @@ from services.worker.engine.capture_rows import CaptureRows
 from services.worker.engine.combine import CombinePass, CombineRows
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile
+from services.worker.engine.kernel_passes import captures_whole
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.sweep import Sweep
 from services.worker.engine.sweep_graphs import SweepGraphs, choose_sweep_graphs, room_of
@@ -171,5 +172,6 @@ def test_recorded_captures_are_the_captures(
         expected, actual = (_cold(rig, batches[index], question, form) for form in (None, graphs))
         for own, true in zip(actual, expected, strict=True):
             assert_close(own, true, TOLERANCE, f"pass {number}")
-    assert replay.call_count == 4
+    # Families that turn end states, or erase nothing, are captured by sweeps.
+    assert replay.call_count == (4 if captures_whole(rig.context) else 0)
     assert_far(_cold(rig, batches[0], question, graphs)[0], _cold(rig, batches[1], question, None)[0], TOLERANCE)
