@@ -1,9 +1,11 @@
 """`hypic bench traffic`: open-loop load against a running stack, or against one of its own."""
 
 import asyncio
+import subprocess
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from bench.results import cpu_device
 from bench.traffic.bodies import Mode
 from bench.traffic.client import Caller, Endpoint, TrafficError, find_model, learn_server_words
 from bench.traffic.connection import Target
@@ -33,14 +36,37 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+_OUT = Path("traffic")
 _DEMO = Path("models/demo")
+_SHAPE = Path("tests/data/configs/Qwen3.5-35B-A3B")
+# Of a card that holds the model alone. A step of decoding waits for some layers of a sweep of 2,048 tokens, not for one alone;
+# the line is long enough for all of a level.
+_CARD_VARIABLES = {
+    "HYPIC_WORKER_CONTEXT_LENGTH": "40960",
+    "HYPIC_WORKER_PAGE_TOKENS": "64",
+    "HYPIC_WORKER_MAX_RUNNING": "32",
+    "HYPIC_WORKER_MAX_WAITING": "256",
+    "HYPIC_WORKER_LAYER_TOKENS": "20480",
+}
 _PROMISES = (0.3, 1.0, 3.0)
 
 WorkloadNames = Annotated[
     list[str] | None,
     typer.Option("--workload", "-w", help=f"A TOML file, or one of {', '.join(shipped_names())}; several times."),
 ]
+Modes = Annotated[list[Mode] | None, typer.Option("--mode", help="Several times; default: all, one after the other.")]
+Promises = Annotated[
+    list[float] | None,
+    typer.Option("--promise", min=0.001, help="Seconds to the first token; several times. [0.3 1 3]"),
+]
+Seconds = Annotated[float, typer.Option(min=5, help="For everything; what is known then is written.")]
+LevelSeconds = Annotated[float, typer.Option(min=1, help="Of arrivals at one rate.")]
+Fill = Annotated[int, typer.Option(min=0, help="Requests that fill the cache first.")]
 Scale = Annotated[float, typer.Option(min=0.001, max=100, help="All lengths of the workloads times this.")]
+Out = Annotated[Path, typer.Option(help="Folder of traffic.json, levels.json, requests.jsonl, traffic.png.")]
+Variables = Annotated[
+    list[str] | None, typer.Option("--variable", help="HYPIC_…=VALUE of the own stack; several times.")
+]
 
 
 @app.callback()
@@ -63,30 +89,31 @@ def describe(workload: WorkloadNames = None, scale: Scale = 1.0, requests: int =
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """deadline: of `time.perf_counter`."""
+    """What to measure, in `seconds` from the start of the stack on."""
 
     workloads: list[Workload]
     modes: list[Mode]
     settings: Settings
-    deadline: float
+    seconds: float
     out: Path
-    origin: Origin
+    device: str
+
+    @property
+    def origin(self) -> Origin:
+        """The command and the device."""
+        return " ".join(["hypic bench traffic", *sys.argv[1:]]), self.device
 
 
 @app.command()
 def measure(  # noqa: PLR0913 # one parameter an option
     workload: WorkloadNames = None,
-    mode: Annotated[list[Mode] | None, typer.Option(help="Several times; default: all, one after the other.")] = None,
-    promise: Annotated[
-        list[float] | None, typer.Option(min=0.001, help="Seconds to the first token; several times. [0.3 1 3]")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=5, help="For everything; what is known then is written.")] = 600.0,
-    level_seconds: Annotated[float, typer.Option(min=1, help="Of arrivals at one rate.")] = 20.0,
-    fill: Annotated[int, typer.Option(min=0, help="Requests that fill the cache first.")] = 400,
+    mode: Modes = None,
+    promise: Promises = None,
+    seconds: Seconds = 600.0,
+    level_seconds: LevelSeconds = 20.0,
+    fill: Fill = 400,
     scale: Scale = 1.0,
-    out: Annotated[Path, typer.Option(help="Folder of traffic.json, levels.json, requests.jsonl, traffic.png.")] = Path(
-        "traffic"
-    ),
+    out: Out = _OUT,
     url: Annotated[str | None, typer.Option(help="A running stack; without it one is started here.")] = None,
     key: Annotated[
         list[str] | None,
@@ -100,25 +127,17 @@ def measure(  # noqa: PLR0913 # one parameter an option
     state_memory: Annotated[str, typer.Option(help="Of the own worker's stored states.")] = "1GiB",
     page_memory: Annotated[str, typer.Option(help="Of the own worker's keys and values.")] = "512MiB",
     host_memory: Annotated[str, typer.Option(help="Of a tier below, in host memory.")] = "0",
-    variable: Annotated[list[str] | None, typer.Option(help="HYPIC_…=VALUE of the own stack; several times.")] = None,
+    variable: Variables = None,
 ) -> None:
     """Find the highest rate that keeps each promise (95 % of first tokens in time), by mode, at equal memory.
 
     Every mode and workload begins with an empty cache: what was stored for the tenants before is dropped. Status 2: an option,
     a workload or the stack cannot be used; what was measured until then is written.
     """
-    began = time.perf_counter()
-    try:
+    with _told():
         workloads = _read(workload, scale)
-        plan = _Plan(
-            workloads,
-            mode or list(Mode),
-            Settings(tuple(sorted(promise or _PROMISES)), level_seconds, fill),
-            began + seconds,
-            out,
-            (" ".join(["hypic bench traffic", *sys.argv[1:]]), _device_name(device)),
-        )
         tenants = max(own.tenants.count for own in workloads)
+        settings = Settings(tuple(sorted(promise or _PROMISES)), level_seconds, fill)
         remote = None if url is None else Endpoint(Target(url), _callers(key or [], tenants), metrics or ())
         stack = StackPlan(
             model,
@@ -129,13 +148,64 @@ def measure(  # noqa: PLR0913 # one parameter an option
             host_bytes=_size("--host-memory", host_memory),
             variables=dict(_pair("--variable", own) for own in variable or []),
         )
-        asyncio.run(_measure(plan, remote, stack))
+        asyncio.run(
+            _measure(_Plan(workloads, mode or list(Mode), settings, seconds, out, _device_name(device)), remote, stack)
+        )
+
+
+@app.command()
+def h200(  # noqa: PLR0913 # one parameter an option
+    workload: WorkloadNames = None,
+    mode: Modes = None,
+    promise: Promises = None,
+    seconds: Seconds = 480.0,
+    level_seconds: LevelSeconds = 12.0,
+    fill: Fill = 300,
+    scale: Scale = 1.0,
+    out: Out = _OUT,
+    config: Annotated[
+        Path, typer.Option(help="Folder of the config.json whose shape is served, with random weights.")
+    ] = _SHAPE,
+    device: Annotated[str, typer.Option(help="Of the worker: cuda, or cpu to try this with a small shape.")] = "cuda",
+    state_memory: Annotated[str, typer.Option(help="Of stored states.")] = "38GiB",
+    page_memory: Annotated[str, typer.Option(help="Of keys and values, stored and running.")] = "22GiB",
+    variable: Variables = None,
+) -> None:
+    """The same for one card: a whole stack here, without Redis, with random weights in a large model's shape.
+
+    Workloads without `--workload`: multi_document and rag_trace. Replies mean nothing, times do.
+    """
+    with _told():
+        names = workload or ["multi_document", "rag_trace"]
+        workloads = _read(names, scale)
+        settings = Settings(
+            tuple(sorted(promise or _PROMISES)),
+            level_seconds,
+            fill,
+            fill_concurrency=16,
+            settle_seconds=level_seconds / 2,
+        )
+        own = dict(_pair("--variable", one) for one in variable or [])
+        tenants = max(one.tenants.count for one in workloads)
+        states, pages = _size("--state-memory", state_memory), _size("--page-memory", page_memory)
+        stack = StackPlan(config, tenants, 1, device, states, 0, pages, _CARD_VARIABLES | own)
+        asyncio.run(
+            _measure(_Plan(workloads, mode or list(Mode), settings, seconds, out, _device_name(device)), None, stack)
+        )
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What cannot be used is told in a line."""
+    try:
+        yield
     except (WorkloadError, WordingError, TrafficError, StackStartError, ValueError) as error:
         typer.echo(f"hypic bench traffic: {error}", err=True)
         raise typer.Exit(2) from error
 
 
 async def _measure(plan: _Plan, remote: Endpoint | None, stack: StackPlan) -> None:
+    deadline = time.perf_counter() + plan.seconds
     results: list[CellResult] = []
     facts = {"promises": plan.settings.promises, "level_seconds": plan.settings.level_seconds}
     if remote is None:
@@ -154,7 +224,7 @@ async def _measure(plan: _Plan, remote: Endpoint | None, stack: StackPlan) -> No
         words = await asyncio.to_thread(learn_server_words, endpoint, name)
         _say(f"{endpoint.target.url}: {name}, context {context}; {len(words)} words of one token")
         try:
-            await _measure_all(plan, endpoint, name, Wording(words, 1), results, keep)
+            await _measure_all(plan, deadline, _Place(endpoint, name, Wording(words, 1)), results, keep)
         finally:
             # Ahead of the stack's own end, which takes time.
             write_files(plan.out, plan.origin, results, facts)
@@ -162,21 +232,28 @@ async def _measure(plan: _Plan, remote: Endpoint | None, stack: StackPlan) -> No
             draw_levels(results, plan.out / "traffic.png")
 
 
-async def _measure_all(
-    plan: _Plan, endpoint: Endpoint, model: str, wording: Wording, results: list[CellResult], keep: Say
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where requests go, and how they are written."""
+
+    endpoint: Endpoint
+    model: str
+    wording: Wording
+
+
+async def _measure_all(plan: _Plan, deadline: float, place: _Place, results: list[CellResult], keep: Say) -> None:
     """Every cell has an equal part of the time that is left."""
     cells = [(own, mode) for own in plan.workloads for mode in plan.modes]
     for number, (workload, mode) in enumerate(cells):
         now = time.perf_counter()
-        share = (plan.deadline - now) / (len(cells) - number)
+        share = (deadline - now) / (len(cells) - number)
         if share < plan.settings.level_seconds:
             _say(f"{workload.name}, {mode}: no time is left")
             continue
         _say(f"{workload.name}, {mode}: {share:.0f} s")
-        result = CellResult(Cell(workload, mode, model, f"traffic-{number}-{workload.name}-{mode}"))
+        result = CellResult(Cell(workload, mode, place.model, f"traffic-{number}-{workload.name}-{mode}"))
         results.append(result)
-        await measure_cell(endpoint, result, wording, plan.settings, now + share, keep)
+        await measure_cell(place.endpoint, result, place.wording, plan.settings, now + share, keep)
 
 
 def _say(line: str) -> None:
@@ -214,10 +291,11 @@ def _size(option: str, text: str) -> int:
 
 
 def _device_name(device: str) -> str:
-    from bench.results import cpu_device
-
+    """Of the first card, without taking any of its memory."""
     if device == "cpu":
         return cpu_device()
-    import torch
-
-    return str(torch.cuda.get_device_name(0))
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return device

@@ -23,18 +23,22 @@ Say = Callable[[str], None]
 _PATIENCE_SECONDS = 20.0
 # Of a cell's time, that filling the cache may take.
 _FILL_SHARE = 0.35
+# A full cache answers at most so many times as fast as one that fills, for the first rate that is tried.
+_FULLER = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """promises: seconds to the first token; level_seconds: of one level's arrivals; fill_requests: sent ahead of the first
-    level, `fill_concurrency` at a time.
+    level, `fill_concurrency` at a time; settle_seconds: of a level ahead of the first that does not count, since a device
+    compiles what it meets first.
     """
 
     promises: tuple[float, ...]
     level_seconds: float
     fill_requests: int
     fill_concurrency: int = 4
+    settle_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,9 @@ async def measure_cell(
     start = await _fill(endpoint, result, stream, writer, settings, deadline)
     say(f"  filled with {result.filled} requests in {result.fill_seconds:.1f} s")
     search = RateSearch(settings.promises, start)
+    if settings.settle_seconds:
+        events = stream.draw(start, settings.settle_seconds)
+        await measure_level(endpoint, cell, writer, (start, settings.settle_seconds), events, _Watch(search, deadline))
     while (rate := search.next_rate()) is not None:
         left = deadline - time.perf_counter()
         if left < 0.5 * settings.level_seconds:
@@ -157,21 +164,23 @@ async def _fill(
     settings: Settings,
     deadline: float,
 ) -> float:
-    """Returns the rate to begin with: half of what was answered a second in the last half of the filling."""
+    """Returns the rate to begin with: half of what was answered a second while it filled, which is more the fuller it was."""
     cell, began = result.cell, time.perf_counter()
     until = began + _FILL_SHARE * max(deadline - began, 0.0)
     # Nothing is stored without reuse: a few requests compile what a device has to compile.
-    count = 8 if cell.mode is Mode.OFF else settings.fill_requests
+    count = 2 * settings.fill_concurrency if cell.mode is Mode.OFF else settings.fill_requests
     bodies = (
         (own.tenant, encode(body_of(own, cell.mode, writer, cell.model, cell.salt))) for own in stream.take(count)
     )
     records = await send_together(endpoint, bodies, settings.fill_concurrency, lambda: time.perf_counter() > until)
     result.filled, result.fill_seconds = len(records), time.perf_counter() - began
     ends = sorted(own.due + own.end for own in records if own.is_answered and own.end is not None)
-    late = ends[len(ends) // 2 :]
-    if len(late) < 2 or late[-1] <= late[0]:
+    if not ends:
         return 1.0
-    return 0.5 * (len(late) - 1) / (late[-1] - late[0])
+    middle = ends[len(ends) // 2]
+    later = (len(ends) - len(ends) // 2 - 1) / max(ends[-1] - middle, 1e-3)
+    # Replies of a few that end together say little.
+    return 0.5 * min(later, _FULLER * len(ends) / ends[-1]) if later else 0.5 * len(ends) / ends[-1]
 
 
 def _line(level: Level) -> str:

@@ -33,7 +33,11 @@ class Bracket:
 
 @dataclass(slots=True)
 class RateSearch:
-    """promises: seconds to the first token; start: the first rate to try."""
+    """promises: seconds to the first token; start: the first rate to try.
+
+    A rate that has failed by the tail alone (half of the first tokens came within a third of the promise) is measured once
+    more, and the second level counts: what a server does once, as compiling, is no rate's fault.
+    """
 
     promises: Sequence[float]
     start: float
@@ -45,8 +49,9 @@ class RateSearch:
 
     def bracket(self, promise: float) -> Bracket:
         """What is known of one promise."""
-        failed = min((own.rate for own in self.levels if not holds(own, promise)), default=math.inf)
-        held = max((own.rate for own in self.levels if holds(own, promise) and own.rate < failed), default=0.0)
+        last = {own.rate: own for own in self.levels}.values()
+        failed = min((own.rate for own in last if not holds(own, promise)), default=math.inf)
+        held = max((own.rate for own in last if holds(own, promise) and own.rate < failed), default=0.0)
         return Bracket(promise, held, None if math.isinf(failed) else failed)
 
     @property
@@ -58,10 +63,20 @@ class RateSearch:
         """The rate that halves the widest bracket; None where all are closed."""
         if not self.levels:
             return self.start
+        if self._is_doubtful():
+            return self.levels[-1].rate
         open_ones = [own for own in self.brackets if not own.is_closed]
         if not open_ones:
             return None
         return _between(max(open_ones, key=_width))
+
+    def _is_doubtful(self) -> bool:
+        """The last level failed by its tail, at a rate that was measured once."""
+        last = self.levels[-1]
+        if sum(own.rate == last.rate for own in self.levels) > 1:
+            return False
+        tried = (own.promise for own in self.brackets if own.failed == last.rate)
+        return any(last.first_token_p50 <= promise / 3 and not last.behind for promise in tried)
 
 
 def _width(bracket: Bracket) -> float:
