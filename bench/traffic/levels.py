@@ -71,7 +71,7 @@ def holds(level: Level, promise: float) -> bool:
     """Whether 95 % had their first token within `promise` seconds, and times did not grow by more than a third of it: a rate
     that only keeps a promise because a queue has not filled yet is not sustained.
     """
-    return level.first_token_p95 <= promise and level.drift <= promise / 3 and not level.behind
+    return level.counted > 0 and level.first_token_p95 <= promise and level.drift <= promise / 3 and not level.behind
 
 
 def summarise(

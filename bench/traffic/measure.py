@@ -25,6 +25,8 @@ _PATIENCE_SECONDS = 20.0
 _FILL_SHARE = 0.35
 # A full cache answers at most so many times as fast as one that fills, for the first rate that is tried.
 _FULLER = 3.0
+# Requests that a level should have, however low its rate is.
+_LEAST_COUNTED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,9 @@ async def measure_cell(
         if left < 0.5 * settings.level_seconds:
             result.ended = "the time was up"
             break
-        events = stream.draw(rate, settings.level_seconds)
-        watch, shape = _Watch(search, deadline), (rate, settings.level_seconds)
+        seconds = min(max(settings.level_seconds, _LEAST_COUNTED / rate), left)
+        events = stream.draw(rate, seconds)
+        watch, shape = _Watch(search, deadline), (rate, seconds)
         level, records = await measure_level(endpoint, cell, writer, shape, events, watch)
         if time.perf_counter() > deadline and level.cut:
             result.ended = "the time was up within a level, which is left out"
