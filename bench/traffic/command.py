@@ -69,6 +69,7 @@ _CARD_VARIABLES = {
     "HYPIC_WORKER_LAYER_TOKENS": "20480",
 }
 _PROMISES = (0.3, 1.0, 3.0)
+Counted = Annotated[int, typer.Option(min=1, help="Requests that are looked at.")]
 
 
 app.command()(answers)
@@ -80,9 +81,11 @@ def traffic() -> None:
 
 
 @app.command()
-def describe(workload: WorkloadNames = None, scale: Scale = 1.0, requests: int = 2000) -> None:
+def describe(workload: WorkloadNames = None, scale: Scale = 1.0, requests: Counted = 2000) -> None:
     """What requests of a workload are like, counted out, and what caches without bounds would reuse. Needs no server."""
-    for own in read_workloads(workload, scale):
+    with told():
+        workloads = read_workloads(workload, scale)
+    for own in workloads:
         figures = figures_of(TrafficStream(own).take(requests))
         typer.echo(f"{own.name}: {own.title}")
         for name, value in asdict(figures).items():

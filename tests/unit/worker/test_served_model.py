@@ -143,3 +143,12 @@ def test_the_router_is_told_the_least_segment(profile: str, least: int, checkpoi
     (checkpoint / "profile.toml").write_text(profile)
     told = next(describe(_read(checkpoint), WorkerPlace("worker", min_body=16))).info.profile
     assert (told.min_segment_tokens, told.min_body) == (least, 16)
+
+
+def test_weights_of_a_seed_are_a_model_of_their_own(checkpoint: Path) -> None:
+    drawn = [read_served_model(WorkerSettings(checkpoint=checkpoint, weights=f"random:{seed}")) for seed in (1, 1, 2)]
+    revisions = [own.revision for own in drawn]
+    assert revisions[0] == revisions[1]
+    assert len({*revisions, _read(checkpoint).revision}) == 3
+    with pytest.raises(ValueError, match="weights"):
+        WorkerSettings(checkpoint=checkpoint, weights="random")
