@@ -6,7 +6,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from bench.traffic.answers import answers
 from bench.traffic.bodies import Mode
 from bench.traffic.client import Endpoint, find_model, learn_server_words
 from bench.traffic.connection import Target
+from bench.traffic.foretell import foretell
 from bench.traffic.ideal import figures_of
 from bench.traffic.measure import Cell, CellResult, Say, Settings, measure_cell
 from bench.traffic.options import (
@@ -43,6 +44,7 @@ from bench.traffic.options import (
     say,
     told,
 )
+from bench.traffic.overload import overload
 from bench.traffic.plot import draw_levels
 from bench.traffic.report import Origin, table_of, write_files
 from bench.traffic.stack import StackPlan, serve_stack
@@ -73,6 +75,8 @@ Counted = Annotated[int, typer.Option(min=1, help="Requests that are looked at."
 
 
 app.command()(answers)
+app.command()(overload)
+app.command()(foretell)
 
 
 @app.callback()
@@ -105,6 +109,7 @@ class _Plan:
     seconds: float
     out: Path
     device: str
+    scale: float
 
     @property
     def origin(self) -> Origin:
@@ -154,7 +159,9 @@ def measure(  # noqa: PLR0913 # one parameter an option
             variables=dict(read_pair("--variable", own) for own in variable or []),
         )
         asyncio.run(
-            _measure(_Plan(workloads, mode or list(Mode), settings, seconds, out, device_name(device)), remote, stack)
+            _measure(
+                _Plan(workloads, mode or list(Mode), settings, seconds, out, device_name(device), scale), remote, stack
+            )
         )
 
 
@@ -195,17 +202,19 @@ def h200(  # noqa: PLR0913 # one parameter an option
         states, pages = read_size("--state-memory", state_memory), read_size("--page-memory", page_memory)
         stack = StackPlan(config, tenants, 1, device, states, 0, pages, _CARD_VARIABLES | own)
         asyncio.run(
-            _measure(_Plan(workloads, mode or list(Mode), settings, seconds, out, device_name(device)), None, stack)
+            _measure(
+                _Plan(workloads, mode or list(Mode), settings, seconds, out, device_name(device), scale), None, stack
+            )
         )
 
 
 async def _measure(plan: _Plan, remote: Endpoint | None, stack: StackPlan) -> None:
     deadline = time.perf_counter() + plan.seconds
     results: list[CellResult] = []
-    facts = {"promises": plan.settings.promises, "level_seconds": plan.settings.level_seconds}
+    facts: dict[str, Any] = asdict(plan.settings) | {"scale": plan.scale}
     if remote is None:
-        facts |= {"memory_bytes": {"states": stack.state_bytes, "pages": stack.page_bytes, "host": stack.host_bytes}}
-        facts |= {"variables": dict(stack.variables)}
+        memory = {"states": stack.state_bytes, "pages": stack.page_bytes, "host": stack.host_bytes}
+        facts |= {"memory_bytes": memory | {"stored": stack.budget_bytes}, "variables": dict(stack.variables)}
 
     def keep(line: str) -> None:
         say(line)

@@ -16,7 +16,7 @@ from bench.traffic.sender import Planned, Sending, encode, send_open, send_toget
 from bench.traffic.stream import Removal, TrafficRequest, TrafficStream
 from bench.traffic.workload import Workload
 
-__all__ = ["Cell", "CellResult", "Say", "Settings", "measure_cell"]
+__all__ = ["Cell", "CellResult", "Say", "Settings", "measure_cell", "plan_events"]
 
 Say = Callable[[str], None]
 # What is under way when a level's arrivals end has so long to come to its end.
@@ -56,7 +56,7 @@ class Cell:
 @dataclass(slots=True)
 class CellResult:
     """brackets: of the promises; filled: requests that filled the cache, in fill_seconds; forgotten_bytes: of what earlier
-    cells had stored; records: by level.
+    cells had stored; start_rate: the first that is tried; records: by level.
     """
 
     cell: Cell
@@ -64,6 +64,7 @@ class CellResult:
     levels: list[Level] = field(default_factory=list)
     records: list[list[Record]] = field(default_factory=list)
     filled: int = 0
+    start_rate: float = 0.0
     fill_seconds: float = 0.0
     forgotten_bytes: int = 0
     ended: str = "all rates are known"
@@ -81,7 +82,7 @@ async def measure_cell(
     tenants = [f"tenant-{index}" for index in range(cell.workload.tenants.count)]
     result.forgotten_bytes = await asyncio.to_thread(forget, endpoint, tenants)
     stream = TrafficStream(cell.workload)
-    start = await _fill(endpoint, result, stream, writer, settings, deadline)
+    result.start_rate = start = await _fill(endpoint, result, stream, writer, settings, deadline)
     say(f"  filled with {result.filled} requests in {result.fill_seconds:.1f} s")
     search = RateSearch(settings.promises, start)
     if settings.settle_seconds:
@@ -116,8 +117,9 @@ class _Watch:
         """See `send_open`."""
         if time.perf_counter() > self.deadline:
             return True
-        promise = max((own.promise for own in self.search.brackets if not own.is_closed), default=0.0)
-        return state.late(promise, since, elapsed) > max(1.0, (1 - KEPT_SHARE) * counted)
+        promises = [own.promise for own in self.search.brackets if not own.is_closed]
+        broken = max(1.0, (1 - KEPT_SHARE) * counted)
+        return bool(promises) and state.late(max(promises), since, elapsed) > broken
 
 
 async def measure_level(
@@ -130,7 +132,7 @@ async def measure_level(
 ) -> tuple[Level, list[Record]]:
     """level: its rate and seconds. Bodies are made ahead of the first arrival."""
     rate, seconds = level
-    planned = list(plan(events, cell, writer))
+    planned = list(plan_events(events, cell, writer))
     since = lead_seconds(seconds)
     counted = sum(own.is_request and own.due >= since for own in planned)
     before = await asyncio.to_thread(scrape, endpoint.metrics)
@@ -149,7 +151,7 @@ async def measure_level(
     return summarise(records, rate, seconds, watch.search.promises, metrics), records
 
 
-def plan(events: Iterable[TrafficRequest | Removal], cell: Cell, writer: Writer) -> Iterable[Planned]:
+def plan_events(events: Iterable[TrafficRequest | Removal], cell: Cell, writer: Writer) -> Iterable[Planned]:
     """Requests, and documents to be forgotten, which an exact cache has to hear of as well."""
     for event in events:
         if isinstance(event, TrafficRequest):

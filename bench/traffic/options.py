@@ -16,6 +16,7 @@ from bench.traffic.wording import WordingError
 from bench.traffic.workload import Workload, WorkloadError, read_workload, shipped_names
 from services.cli.sizes import parse_capacity
 from services.cli.supervisor import StackStartError
+from services.simulator.errors import SimulationError
 
 OUT = Path("traffic")
 DEMO = Path("models/demo")
@@ -80,7 +81,7 @@ def told() -> Iterator[None]:
     """What cannot be used is told in a line."""
     try:
         yield
-    except (WorkloadError, WordingError, TrafficError, StackStartError, ValueError) as error:
+    except (WorkloadError, WordingError, TrafficError, StackStartError, SimulationError, ValueError) as error:
         typer.echo(f"hypic bench traffic: {error}", err=True)
         raise typer.Exit(2) from error
 

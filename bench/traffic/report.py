@@ -112,6 +112,7 @@ def _cell(result: CellResult) -> dict[str, Any]:
         "ended": result.ended,
         "filled": result.filled,
         "fill_seconds": result.fill_seconds,
+        "start_rate": result.start_rate,
         "forgotten_bytes": result.forgotten_bytes,
         "brackets": [asdict(bracket) for bracket in result.brackets],
         "levels": [level.as_json() for level in result.levels],

@@ -19,6 +19,8 @@ __all__ = ["StackPlan", "serve_stack", "write_shape"]
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _TOKENIZER = _ROOT / "models" / "demo"
 _START_SECONDS = 600.0
+# Of planes and pages; the rest is running requests'. A directory that promised more would be told so by evictions.
+_STORED_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,11 @@ class StackPlan:
     host_bytes: int = 0
     page_bytes: int = 1 << 29
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def budget_bytes(self) -> int:
+        """Of the directory: what the engine has beside running requests, or what the tier below holds."""
+        return max(int(_STORED_SHARE * (self.state_bytes + self.page_bytes)), self.host_bytes)
 
 
 @asynccontextmanager
@@ -62,7 +69,7 @@ async def serve_stack(plan: StackPlan) -> AsyncIterator[Endpoint]:
             "HYPIC_WORKER_STATE_BYTES": str(plan.state_bytes),
             "HYPIC_WORKER_PAGE_BYTES": str(plan.page_bytes),
             "HYPIC_WORKER_HOST_BYTES": str(plan.host_bytes),
-            "HYPIC_CACHE_BUDGET_BYTES": str(plan.state_bytes + plan.page_bytes + plan.host_bytes),
+            "HYPIC_CACHE_BUDGET_BYTES": str(plan.budget_bytes),
             **({"HYPIC_WORKER_WEIGHTS": f"random:{plan.seed}"} if is_drawn else {}),
             **{f"HYPIC_{service}_METRICS_PORT": str(port) for service, port in metrics.items()},
             **plan.variables,
