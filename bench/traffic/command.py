@@ -171,7 +171,7 @@ def h200(  # noqa: PLR0913 # one parameter an option
     mode: Modes = None,
     promise: Promises = None,
     seconds: Seconds = 480.0,
-    level_seconds: LevelSeconds = 12.0,
+    level_seconds: LevelSeconds = 8.0,
     fill: Fill = 300,
     scale: Scale = 1.0,
     out: Out = OUT,
