@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import time
-from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,11 +12,12 @@ from rich.console import Console
 
 from bench.traffic.answers import answers
 from bench.traffic.bodies import Mode
-from bench.traffic.client import Endpoint, find_model, learn_server_words
+from bench.traffic.client import Endpoint
 from bench.traffic.connection import Target
 from bench.traffic.foretell import foretell
 from bench.traffic.ideal import figures_of
 from bench.traffic.measure import Cell, CellResult, Say, Settings, measure_cell
+from bench.traffic.neighbours import neighbours
 from bench.traffic.options import (
     DEMO,
     OUT,
@@ -45,11 +45,11 @@ from bench.traffic.options import (
     told,
 )
 from bench.traffic.overload import overload
+from bench.traffic.place import Place, open_place
 from bench.traffic.plot import draw_levels
 from bench.traffic.report import Origin, table_of, write_files
-from bench.traffic.stack import StackPlan, serve_stack
+from bench.traffic.stack import StackPlan
 from bench.traffic.stream import TrafficStream
-from bench.traffic.wording import Wording
 from bench.traffic.workload import Workload
 
 __all__ = ["app"]
@@ -76,6 +76,7 @@ Counted = Annotated[int, typer.Option(min=1, help="Requests that are looked at."
 
 app.command()(answers)
 app.command()(overload)
+app.command()(neighbours)
 app.command()(foretell)
 
 
@@ -220,15 +221,9 @@ async def _measure(plan: _Plan, remote: Endpoint | None, stack: StackPlan) -> No
         say(line)
         write_files(plan.out, plan.origin, results, facts)
 
-    async with AsyncExitStack() as exits:
-        endpoint = remote
-        if endpoint is None:
-            endpoint = await exits.enter_async_context(serve_stack(stack))
-        name, context = await asyncio.to_thread(find_model, endpoint)
-        words = await asyncio.to_thread(learn_server_words, endpoint, name)
-        say(f"{endpoint.target.url}: {name}, context {context}; {len(words)} words of one token")
+    async with open_place(remote, stack) as place:
         try:
-            await _measure_all(plan, deadline, _Place(endpoint, name, Wording(words, 1)), results, keep)
+            await _measure_all(plan, deadline, place, results, keep)
         finally:
             # Ahead of the stack's own end, which takes time.
             write_files(plan.out, plan.origin, results, facts)
@@ -236,16 +231,7 @@ async def _measure(plan: _Plan, remote: Endpoint | None, stack: StackPlan) -> No
             draw_levels(results, plan.out / "traffic.png")
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where requests go, and how they are written."""
-
-    endpoint: Endpoint
-    model: str
-    wording: Wording
-
-
-async def _measure_all(plan: _Plan, deadline: float, place: _Place, results: list[CellResult], keep: Say) -> None:
+async def _measure_all(plan: _Plan, deadline: float, place: Place, results: list[CellResult], keep: Say) -> None:
     """Every cell has an equal part of the time that is left."""
     cells = [(own, mode) for own in plan.workloads for mode in plan.modes]
     for number, (workload, mode) in enumerate(cells):

@@ -8,7 +8,15 @@ from statistics import fmean
 
 from bench.traffic.stream import Piece, TrafficRequest
 
-__all__ = ["IdealReuse", "WorkloadFigures", "figures_of", "ideal_reuse", "least_recently_used_hits", "zipf_slope"]
+__all__ = [
+    "IdealReuse",
+    "WorkloadFigures",
+    "figures_of",
+    "ideal_reuse",
+    "least_recently_used_hits",
+    "optimal_hits",
+    "zipf_slope",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,31 @@ def least_recently_used_hits(requests: Sequence[TrafficRequest], room: int) -> f
             if len(held) > room:
                 held.popitem(last=False)
     return hits / asked if asked else 0.0
+
+
+def optimal_hits(requests: Sequence[TrafficRequest], room: int, first: int = 0) -> float:
+    """Of the tokens of documents that requests from the `first` on ask for, the share that a cache of `room` documents has at
+    most: one that knows what is to come and drops what is asked for last (Belady, 1966), documents taken as equally large.
+    """
+    uses = [
+        ((own.tenant, piece.name, piece.version), piece.tokens if index >= first else 0)
+        for index, own in enumerate(requests)
+        for piece in own.turns[-1].documents
+    ]
+    total = sum(tokens for _, tokens in uses)
+    later: dict[tuple[str, str, int], int] = {}
+    follows = [0] * len(uses)
+    for place in range(len(uses) - 1, -1, -1):
+        follows[place] = later.get(uses[place][0], len(uses))
+        later[uses[place][0]] = place
+    held: dict[tuple[str, str, int], int] = {}
+    hits = 0
+    for (key, tokens), follow in zip(uses, follows, strict=True):
+        hits += tokens if key in held else 0
+        held[key] = follow
+        if len(held) > room:
+            del held[max(held, key=held.__getitem__)]
+    return hits / total if total else 0.0
 
 
 def zipf_slope(uses: "Counter[str]") -> float:

@@ -5,7 +5,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ import typer
 
 from bench.results import Row, merge_results
 from bench.traffic.bodies import Mode
-from bench.traffic.client import Endpoint, find_model, learn_server_words
+from bench.traffic.client import Endpoint
 from bench.traffic.connection import Target
 from bench.traffic.levels import KEPT_SHARE, percentile
 from bench.traffic.measure import Cell, CellResult, Settings, measure_cell, plan_events
@@ -37,11 +36,11 @@ from bench.traffic.options import (
     say,
     told,
 )
+from bench.traffic.place import Place, open_place
 from bench.traffic.record import Record
 from bench.traffic.sender import Planned, send_open
-from bench.traffic.stack import StackPlan, serve_stack
+from bench.traffic.stack import StackPlan
 from bench.traffic.stream import TrafficStream
-from bench.traffic.wording import Wording
 from bench.traffic.workload import Workload
 
 __all__ = ["OverloadPlan", "OverloadResult", "overload", "rows_of", "summarise_overload"]
@@ -78,13 +77,13 @@ class OverloadResult:
     recovery_seconds: float
 
 
-async def run_overload(endpoint: Endpoint, cell: Cell, wording: Wording, plan: OverloadPlan) -> OverloadResult:
+async def run_overload(place: Place, cell: Cell, plan: OverloadPlan) -> OverloadResult:
     """The load and its end, in one go; the cache is as it was left."""
     stream = TrafficStream(cell.workload)
-    loud = list(plan_events(stream.draw(plan.factor * plan.rate, plan.seconds), cell, wording))
-    quiet = plan_events(stream.draw(_QUIET_SHARE * plan.rate, _QUIET_SECONDS), cell, wording)
+    loud = list(plan_events(stream.draw(plan.factor * plan.rate, plan.seconds), cell, place.wording))
+    quiet = plan_events(stream.draw(_QUIET_SHARE * plan.rate, _QUIET_SECONDS), cell, place.wording)
     later = [Planned(plan.seconds + own.due, own.tenant, own.body, own.method, own.path) for own in quiet]
-    records = await send_open(endpoint, [*loud, *later], _PATIENCE_SECONDS, lambda state, elapsed: False)
+    records = await send_open(place.endpoint, [*loud, *later], _PATIENCE_SECONDS, lambda state, elapsed: False)
     return summarise_overload(records, plan)
 
 
@@ -192,19 +191,14 @@ async def _overload(
     place: tuple[Endpoint | None, StackPlan],
 ) -> tuple[OverloadPlan, OverloadResult]:
     """With the rate that was found, where none was given."""
-    async with AsyncExitStack() as exits:
-        endpoint, stack = place
-        if endpoint is None:
-            endpoint = await exits.enter_async_context(serve_stack(stack))
-        model, _ = await asyncio.to_thread(find_model, endpoint)
-        wording = Wording(await asyncio.to_thread(learn_server_words, endpoint, model), 1)
-        cell = Cell(workload, Mode.COMPOSE, model, "traffic-overload")
+    async with open_place(*place) as opened:
+        cell = Cell(workload, Mode.COMPOSE, opened.model, "traffic-overload")
         found = CellResult(cell)
         deadline = time.perf_counter() + search_seconds
-        await measure_cell(endpoint, found, wording, settings, deadline, say)
+        await measure_cell(opened.endpoint, found, opened.wording, settings, deadline, say)
         rate = plan.rate or max((own.held for own in found.brackets), default=0.0)
         if not rate:
             raise ValueError(f"no rate kept a promise of {plan.promise:g} s in {search_seconds:g} s; give a looser one")
         plan = OverloadPlan(plan.promise, rate, plan.factor, plan.seconds)
         say(f"{plan.factor:g} × {rate:.3f} requests a second for {plan.seconds:g} s …")
-        return plan, await run_overload(endpoint, cell, wording, plan)
+        return plan, await run_overload(opened, cell, plan)

@@ -2,8 +2,13 @@
 
 import math
 
+import pytest
+
 from bench.traffic.answers import AnswersPlan, AnswersResult, rows_of
+from bench.traffic.levels import summarise
 from bench.traffic.library import Asked, FactLibrary, Verdict, judge
+from bench.traffic.neighbours import NeighboursPlan, NeighboursResult, quiet_times
+from bench.traffic.neighbours import rows_of as neighbours_rows
 from bench.traffic.overload import OverloadPlan, summarise_overload
 from bench.traffic.record import Record
 
@@ -62,3 +67,15 @@ def test_an_overload_is_split_into_taken_refused_and_recovery() -> None:
     assert (found.taken_p95, found.refusal_p95, found.recovery_seconds) == (1.2, 0.01, 3.0)
     never = [Record("t", 10 + own, status=200, first_token=5.0, end=6.0) for own in range(10)]
     assert math.isinf(summarise_overload([*taken, *never], plan).recovery_seconds)
+
+
+def test_quiet_tenants_are_those_that_are_not_the_first() -> None:
+    records = [Record(f"tenant-{own % 3}", float(own), status=200, first_token=0.1 * own, end=9.0) for own in range(12)]
+    records.append(Record("tenant-1", 11.5, status=429, end=0.1))
+    # Of twelve seconds the first 1.8 are not counted.
+    assert quiet_times(records, 12.0) == pytest.approx([0.2, 0.4, 0.5, 0.7, 0.8, 1.0, 1.1, math.inf])
+    level = summarise(records, 1.0, 12.0, (), {"evicted_entries": 2.0})
+    result = NeighboursResult([0.1] * 20, [0.13] * 20, level, 0.0)
+    rows = {row.measure: row.value for row in neighbours_rows(result, NeighboursPlan(2.0, 12.0))}
+    assert rows["quiet tenants' TTFT p95 beside a hot one over alone, 2 requests a second of all"] == pytest.approx(1.3)
+    assert rows["evicted entries"] == 2.0

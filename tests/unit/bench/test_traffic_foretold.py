@@ -62,7 +62,7 @@ def test_a_file_of_something_else_is_told(tmp_path: Path) -> None:
     assert "is no levels.json" in result.output
 
 
-@pytest.mark.parametrize("command", ["measure", "h200", "answers", "overload", "describe", "foretell"])
+@pytest.mark.parametrize("command", ["measure", "h200", "answers", "overload", "neighbours", "describe", "foretell"])
 def test_every_command_explains_its_options(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0

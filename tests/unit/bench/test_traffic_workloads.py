@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.traffic.ideal import figures_of, ideal_reuse, least_recently_used_hits, zipf_slope
+from bench.traffic.ideal import figures_of, ideal_reuse, least_recently_used_hits, optimal_hits, zipf_slope
 from bench.traffic.lengths import Quantiles
 from bench.traffic.stream import Piece, Removal, TrafficRequest, TrafficStream, Turn
 from bench.traffic.workload import SHIPPED, Workload, WorkloadError, read_workload, shipped_names
@@ -178,6 +178,30 @@ def test_ideal_reuse_is_what_a_look_at_every_piece_says() -> None:
     assert found.anywhere == pytest.approx((25 + 25) / total)
     assert least_recently_used_hits(requests[:3], room=2) == pytest.approx(4 / 7)
     assert zipf_slope(Counter({str(rank): 1000 // rank for rank in range(1, 30)})) == pytest.approx(-1.0, abs=0.02)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=14), st.integers(1, 4))
+def test_no_cache_has_more_hits_than_the_offline_optimum(names: list[str], room: int) -> None:
+    requests = [_request("s", name, f"q{index}") for index, name in enumerate(names)]
+    best = optimal_hits(requests, room)
+    assert best >= least_recently_used_hits(requests, room)
+    assert best * len(names) == pytest.approx(_most_hits(names, frozenset(), room))
+    assert optimal_hits(requests, 6) == pytest.approx(1 - len(set(names)) / len(names))
+    assert optimal_hits(requests, room, first=len(requests)) == 0.0
+
+
+def _most_hits(names: list[str], held: frozenset[str], room: int) -> int:
+    """By trying everything that could be dropped."""
+    if not names:
+        return 0
+    first, *rest = names
+    if first in held:
+        return 1 + _most_hits(rest, held, room)
+    grown = held | {first}
+    if len(grown) <= room:
+        return _most_hits(rest, grown, room)
+    return max(_most_hits(rest, grown - {victim}, room) for victim in grown)
 
 
 def test_the_rag_trace_is_as_ragpulse_was_published() -> None:
