@@ -133,9 +133,22 @@ def evaluate(context: typer.Context) -> None:
     evaluation(args=context.args, prog_name="hypic eval")
 
 
-@app.command()
-def bench() -> None:
-    """Measure the CPU stack on the demo model; writes bench/results/cpu.json. Run it from the repository."""
+@app.command(
+    "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False
+)
+def bench(context: typer.Context) -> None:
+    """Measure the CPU stack on the demo model, into bench/results/cpu.json; or `bench traffic --help`: a stack under load."""
+    if context.args[:1] == ["traffic"]:
+        from bench.traffic.command import app as traffic
+
+        # What is measured is stored with its command line.
+        sys.argv = ["hypic bench traffic", *context.args[1:]]
+        traffic(args=context.args[1:], prog_name="hypic bench traffic")
+    if context.args:
+        typer.echo(
+            "hypic bench: run it from the repository without arguments, or as `hypic bench traffic --help`", err=True
+        )
+        raise typer.Exit(0 if context.args == ["--help"] else 2)
     from bench.__main__ import main as measure
 
     measure()

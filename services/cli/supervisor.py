@@ -16,7 +16,6 @@ from services.common.telemetry import get_logger
 __all__ = ["BOTH_ROLES", "Stack", "StackOptions", "StackStartError"]
 
 _POLL_SECONDS = 0.05
-_START_SECONDS = 120.0
 _STOP_SECONDS = 90.0
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
@@ -32,7 +31,7 @@ class StackStartError(Exception):
 @dataclass(frozen=True, slots=True)
 class StackOptions:
     """checkpoint: the model to serve; port 0 takes a free one; variables go to every child; roles: of every worker, as
-    `HYPIC_WORKER_ROLES` writes them, and how many there are.
+    `HYPIC_WORKER_ROLES` writes them, and how many there are; start_seconds: that a service may take until it is ready.
 
     state_directory: what outlives the stack, see `state.py`; without one nothing does, though services may be restarted.
     """
@@ -45,6 +44,7 @@ class StackOptions:
     variables: Mapping[str, str] = field(default_factory=dict)
     state_directory: Path | None = None
     roles: tuple[str, ...] = (BOTH_ROLES,)
+    start_seconds: float = 120.0
 
 
 class _Child:
@@ -71,7 +71,7 @@ class _Child:
         """The running process; 0 between two."""
         return 0 if self._process is None else self._process.pid
 
-    async def start(self) -> None:
+    async def start(self, seconds: float) -> None:
         """Returns when the service is ready.
 
         Raises:
@@ -79,13 +79,13 @@ class _Child:
         """
         self._task = asyncio.create_task(self._keep_running())
         try:
-            async with asyncio.timeout(_START_SECONDS):
+            async with asyncio.timeout(seconds):
                 while not await self._is_ready():
                     if self.fatal_status is not None:
                         raise StackStartError(f"the {self.name} ended with status {self.fatal_status}; see its message")
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            raise StackStartError(f"the {self.name} was not ready within {_START_SECONDS:.0f} seconds") from None
+            raise StackStartError(f"the {self.name} was not ready within {seconds:.0f} seconds") from None
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL for one that does not end."""
@@ -154,6 +154,7 @@ class Stack:
         self._variables |= probed
         cache_probe = probed.get("HYPIC_CACHE_HEALTH_ADDRESS", cache_address)
         self._state_directory = options.state_directory
+        self._start_seconds = options.start_seconds
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         ready_url = f"{self.base_url}/health/ready"
         self._children = (
@@ -178,8 +179,8 @@ class Stack:
         try:
             self._variables |= self._open_state()
             *others, router = self._children
-            await asyncio.gather(*(child.start() for child in others))
-            await router.start()
+            await asyncio.gather(*(child.start(self._start_seconds) for child in others))
+            await router.start(self._start_seconds)
         except BaseException:
             await self.stop()
             raise

@@ -20,6 +20,12 @@ class WorkerSettings(PeerSettings):
     model_config = SettingsConfigDict(env_prefix="HYPIC_WORKER_")
 
     checkpoint: Path = Field(description="directory of a Hugging Face checkpoint")
+    weights: str = Field(
+        default="checkpoint",
+        pattern=r"^(checkpoint|random:\d{1,9})$",
+        description="checkpoint, or random:SEED: drawn from a seed, so that a shape can be measured of which the checkpoint holds"
+        " config.json, tokenizer and template alone; its replies mean nothing",
+    )
     profile: Path | None = Field(
         default=None, description="profile.toml; default: the one in the checkpoint, else built-in"
     )
@@ -187,6 +193,11 @@ class WorkerSettings(PeerSettings):
     def can_combine(self) -> bool:
         """Whether it combines prompts and decodes."""
         return "combine" in self.roles
+
+    @property
+    def random_seed(self) -> int | None:
+        """What weights are drawn from; None where they come from the checkpoint."""
+        return int(self.weights.partition(":")[2]) if self.weights.startswith("random:") else None
 
     @property
     def reached_at(self) -> str:

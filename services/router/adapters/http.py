@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -245,6 +245,14 @@ def _request_spans() -> TelemetryConfig:
     }
 
 
+def _own_version() -> str:
+    """Of the package, which a checkout that is run as it is has not."""
+    try:
+        return version("hypic")
+    except PackageNotFoundError:
+        return "0"
+
+
 def create_http_app(
     surface: HttpSurface,
     pages: Sequence[APIRouter],
@@ -264,7 +272,7 @@ def create_http_app(
     app.include_router(routes)
     for page in pages:
         app.include_router(page)
-    install_openapi(app, version("hypic"))
+    install_openapi(app, _own_version())
     install_error_handlers(app)
     app.add_middleware(HeadLimit, max_bytes=max_header_bytes)
     app.add_middleware(RequestIds)

@@ -19,8 +19,9 @@ from services.worker.inspection.sizes import measure_sizes
 from services.worker.mixers.share import WHOLE, Share
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.checkpoint import read_json
+from services.worker.models.decoder import Model
 from services.worker.models.errors import CheckpointError
-from services.worker.models.registry import find_family, load_checkpoint
+from services.worker.models.registry import draw_model, find_family, load_checkpoint
 from services.worker.settings import WorkerSettings
 
 __all__ = ["RankPlace", "build_engine"]
@@ -62,7 +63,7 @@ def build_engine(settings: WorkerSettings, served: ServedModel, place: RankPlace
         raise CheckpointError(f"{pools.said} holds only {num_pages} pages; raise it")
     ranks = None if place is None else RankGroup.join(share, device, place.rendezvous)
     memory = DeviceMemory(device, dtype, num_pages, settings.page_tokens, num_slots=settings.max_running, ranks=ranks)
-    model = load_checkpoint(settings.checkpoint, memory)
+    model = _load(settings, memory)
     chunk = capture_chunk(memory.device)
     profile = CaptureProfile(served.profile.seam, served.prime_ids, chunk, served.profile.encoding)
     create_sampler = Sampler if place is None else place.create_sampler
@@ -73,6 +74,14 @@ def build_engine(settings: WorkerSettings, served: ServedModel, place: RankPlace
         raise CheckpointError(
             f"{pools.said} does not hold the profile's prime of {len(served.prime_ids)} tokens ({error}); raise it"
         ) from error
+
+
+def _load(settings: WorkerSettings, memory: DeviceMemory) -> Model:
+    seed = settings.random_seed
+    if seed is None:
+        return load_checkpoint(settings.checkpoint, memory)
+    with torch.inference_mode():
+        return draw_model(settings.checkpoint, memory, seed)
 
 
 def _choose_device(settings: WorkerSettings, share: Share) -> torch.device:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
 from tokenizers import Tokenizer
 
 from services.blob.revision import checkpoint_revision
@@ -62,7 +63,7 @@ def read_served_model(settings: WorkerSettings, revision: str | None = None) -> 
     tokenizer_config = read_json(directory / "tokenizer_config.json")
     profile_path = settings.profile or directory / "profile.toml"
     profile = load_profile(profile_path) if settings.profile or profile_path.exists() else Profile()
-    revision = revision or _revision(directory)
+    revision = revision or _revision(directory, settings.random_seed)
     eos_token = _token_text(tokenizer_config.get("eos_token"))
     context_length = min(settings.context_length or spec.context_length, spec.context_length)
     prime_ids = tuple(tokenizer.encode(profile.prime, add_special_tokens=False).ids)
@@ -116,9 +117,11 @@ def _read_tokenizer(path: Path, content: bytes, spec: ModelSpec) -> Tokenizer:
     return tokenizer
 
 
-def _revision(directory: Path) -> str:
+def _revision(directory: Path, random_seed: int | None) -> str:
+    """Drawn weights have a revision of their own, whatever lies in the checkpoint."""
     try:
-        return checkpoint_revision(directory)
+        found = checkpoint_revision(directory)
+        return found if random_seed is None else blake3(f"{found} random:{random_seed}".encode()).hexdigest()
     except OSError as error:
         raise CheckpointError(
             f"{error.filename}: not readable ({error}); download the file again, or delete it"

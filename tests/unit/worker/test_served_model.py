@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.messages import WorkerPlace, describe
 from services.worker.adapters.served_model import ServedModel, read_served_model
 from services.worker.models.errors import CheckpointError
@@ -143,3 +145,28 @@ def test_the_router_is_told_the_least_segment(profile: str, least: int, checkpoi
     (checkpoint / "profile.toml").write_text(profile)
     told = next(describe(_read(checkpoint), WorkerPlace("worker", min_body=16))).info.profile
     assert (told.min_segment_tokens, told.min_body) == (least, 16)
+
+
+def test_weights_of_a_seed_are_a_model_of_their_own(checkpoint: Path) -> None:
+    drawn = [read_served_model(WorkerSettings(checkpoint=checkpoint, weights=f"random:{seed}")) for seed in (1, 1, 2)]
+    revisions = [own.revision for own in drawn]
+    assert revisions[0] == revisions[1]
+    assert len({*revisions, _read(checkpoint).revision}) == 3
+    with pytest.raises(ValueError, match="weights"):
+        WorkerSettings(checkpoint=checkpoint, weights="random")
+
+
+def test_a_shape_without_weights_is_served_with_drawn_ones(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    settings = WorkerSettings(checkpoint=checkpoint, weights="random:3", page_bytes=1 << 22, state_bytes=1 << 22)
+    logits = [_first_logits(settings) for _ in range(2)]
+    assert torch.equal(*logits)
+    assert not torch.equal(logits[0], _first_logits(settings.model_copy(update={"weights": "random:4"})))
+    with pytest.raises(CheckpointError, match="safetensors"):
+        _first_logits(settings.model_copy(update={"weights": "checkpoint"}))
+
+
+def _first_logits(settings: WorkerSettings) -> torch.Tensor:
+    model = build_engine(settings, read_served_model(settings)).context.model
+    with torch.inference_mode():
+        return model.logits(model.embed(torch.tensor([5])))
