@@ -1,4 +1,4 @@
-"""Latent attention in its absorbed form against the textbook one: expanded heads, rotary of either pairing or none."""
+"""Latent attention, absorbed and expanded, against the textbook form: rotary of either pairing or none."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -11,8 +11,9 @@ from services.worker.mixers.batch import CombineBatch
 from services.worker.mixers.latent_attention import LatentAttention, LatentAttentionShape, LatentAttentionWeights
 from services.worker.mixers.paged_attention import PagedAttention
 from services.worker.mixers.state import DeviceMemory
+from services.worker.ops.latent_attention import Expansion, dispatch, expanded
 from services.worker.ops.layout import PartWalk
-from services.worker.ops.paged_attention import PagedQueries, PageRow, PageTable
+from services.worker.ops.paged_attention import AttentionShape, PagedQueries, PageRow, PageTable
 from services.worker.ops.rotary import Rotary
 from tests.exactness.reference import attend, rotate
 from tests.exactness.rig import assert_close, assert_far
@@ -118,13 +119,63 @@ def _textbook(case: Case, weights: LatentAttentionWeights, hidden: torch.Tensor,
 
 @pytest.mark.parametrize("interleaved", [None, False, True], ids=["unturned", "half-split", "interleaved"])
 @pytest.mark.parametrize("query_rank", [None, 11], ids=["full", "ranked"])
-def test_absorbed_equals_textbook(query_rank: int | None, interleaved: bool | None, device: torch.device) -> None:
+@pytest.mark.parametrize("is_expanded", [False, True], ids=["absorbed", "expanded"])
+def test_equals_textbook(
+    is_expanded: bool,
+    query_rank: int | None,
+    interleaved: bool | None,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys and values of one head at a time, where they are expanded."""
+    shapes = list[torch.Size]()
+    make = expanded._make
+
+    def note(stored: torch.Tensor, expansion: Expansion) -> tuple[torch.Tensor, torch.Tensor]:
+        made = make(stored, expansion)
+        shapes.append(made[0].shape)
+        return made
+
+    monkeypatch.setattr(dispatch, "takes_kernel", lambda *sizes: True)
+    monkeypatch.setattr(expanded, "is_cheaper", lambda *asked: is_expanded)
+    monkeypatch.setattr(expanded, "ROOM_BYTES", 4 * TOKENS * 30)
+    monkeypatch.setattr(expanded, "_make", note)
     case = Case(query_rank, interleaved)
     weights = _weights(case.shape)
     hidden = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
     actual = _paged(case, weights, hidden, device)
+    assert shapes == [torch.Size((NUM_PAGES, PAGE_SIZE, 1, case.shape.query_dim))] * (3 if is_expanded else 0)
     assert_close(actual, _textbook(case, weights, hidden, 16**-0.5), 1e-5)
     others = [Case(query_rank, other) for other in (None, False, True) if other is not interleaved]
     for other in others:
         assert_far(actual, _textbook(other, weights, hidden, 16**-0.5), 1e-5)
     assert_far(actual, _textbook(case, weights, hidden, 10**-0.5), 1e-5)
+
+
+def _asked(keys: int, queries: int, pages: int = NUM_PAGES) -> PagedQueries:
+    """The last queries of a prompt."""
+    table = PageTable(PAGE_SIZE)
+    table.extend(PageRow(page, 0, page * PAGE_SIZE, PAGE_SIZE) for page in range(pages))
+    places = list(range(keys - queries, keys))
+    return PagedQueries(torch.tensor(places), (0, queries), [table], on_host=places)
+
+
+def test_latents_are_expanded_where_many_queries_meet_them() -> None:
+    """Kimi-Linear's channels: a whole segment of 2,048 tokens, not the live tokens of a prompt over stored ones."""
+    true = Expansion(torch.empty(32, 128, 512), torch.empty(32, 512, 128))
+    assert expanded.is_cheaper(_asked(2048, 2048, 256), true)
+    assert not expanded.is_cheaper(_asked(32768, 192, 4096), true)
+    assert not expanded.is_cheaper(_asked(256, 256, 32), true)
+
+
+def test_recorded_passes_are_absorbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tables change behind what was recorded, and with them what would have to be expanded."""
+    monkeypatch.setattr(dispatch, "takes_kernel", lambda *sizes: True)
+    monkeypatch.setattr(expanded, "is_cheaper", lambda *asked: True)
+    keys = torch.randn(NUM_PAGES, PAGE_SIZE, 1, 19)
+    up = Expansion(torch.randn(3, 10, 13), torch.randn(3, 13, 7))
+    given = (torch.randn(4, 3, 16), _asked(TOKENS, 4), (keys, keys[..., -13:]), AttentionShape(0.25, None), up)
+    expected = dispatch.attend(*given)
+    monkeypatch.setattr(expanded, "attend", lambda *given: pytest.fail("a recorded pass is expanded"))
+    recorded = (given[0], replace(given[1], is_fixed=True, prepared={}), *given[2:])
+    assert_close(dispatch.attend(*recorded), expected, 1e-5)

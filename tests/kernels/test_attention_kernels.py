@@ -20,8 +20,15 @@ from tests.exactness.test_paged_attention import HEADS, PLAIN, Heads, attend_sce
 TOLERANCE = 1e-5
 PARTS = [(3, 20), (5, 33), (4, 0)]
 WIDE = Heads(8, 1, 72, 40, 24)
-# Heads of which a half or a quarter turns stand in two or three tiles; the widest take one page a step.
-PIECES = [Heads(4, 2, 32, 20, 12), Heads(4, 2, 64, 64, 16), Heads(2, 1, 256, 32, 64), Heads(2, 1, 128, 16, 0)]
+# Heads of which a half, a third or a quarter turns stand in two or three tiles; the widest take one page a step.
+PIECES = [
+    Heads(4, 2, 32, 20, 12),
+    Heads(2, 2, 48, 16, 16),
+    Heads(3, 3, 48, 16, 0),
+    Heads(4, 2, 64, 64, 16),
+    Heads(2, 1, 256, 32, 64),
+    Heads(2, 1, 128, 16, 0),
+]
 
 
 @pytest.mark.parametrize("heads", [HEADS, PLAIN, WIDE], ids=str)
@@ -39,7 +46,7 @@ def test_equals_dense_attention(
         assert_far(attend_scenes(kernels, [shifted], [queries], heads, device), expected, TOLERANCE)
 
 
-@pytest.mark.parametrize(("heads", "split_keys"), [*((heads, 2048) for heads in PIECES), (PIECES[1], 64)], ids=str)
+@pytest.mark.parametrize(("heads", "split_keys"), [*((heads, 2048) for heads in PIECES), (PIECES[3], 64)], ids=str)
 def test_only_some_channels_turn(
     heads: Heads, split_keys: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:

@@ -30,7 +30,7 @@ def question_attention(
 
 
 def _mass(mixer: PagedAttention, normed: torch.Tensor, positions: torch.Tensor, table: PageTable) -> torch.Tensor:
-    queries, device = mixer.projection.project(normed).q, normed.device
+    queries, device = mixer.projection.project(normed).stored_q, normed.device
     groups = table.groups()
     slots = torch.cat([torch.arange(span.start, span.stop) for group in groups for span in group.spans])
     places = torch.cat([group.positions(device) for group in groups])

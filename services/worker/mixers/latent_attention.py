@@ -1,8 +1,8 @@
-"""Multi-head latent attention in its absorbed form: one latent a token is both the key and the value of every head.
+"""Multi-head latent attention: of one latent a token, every head makes its key and its value.
 
 A token keeps `[positional key | latent]`. In the textbook form (arXiv 2405.04434, §2.1) a head's key is
-`[W_uk latent | positional key]` and its value `W_uv latent`; since `q · (W_uk c) = (W_ukᵀ q) · c`, queries go through
-`W_ukᵀ` ahead of attention and outputs through `W_uv` behind it, and the latents are never expanded.
+`[W_uk latent | positional key]` and its value `W_uv latent`; since `q · (W_uk c) = (W_ukᵀ q) · c`, queries may go through
+`W_ukᵀ` ahead of attention and outputs through `W_uv` behind it, so that latents need not be expanded.
 """
 
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from services.worker.mixers.paged_attention import Heads
 from services.worker.mixers.shapes import PageShape
 from services.worker.mixers.share import Share
+from services.worker.ops.latent_attention import Expansion
 from services.worker.ops.norm import rms_norm
 
 __all__ = ["LatentAttention", "LatentAttentionShape", "LatentAttentionWeights"]
@@ -85,7 +86,7 @@ class LatentAttention:
         return None
 
     def project(self, hidden: torch.Tensor) -> Heads:
-        """See `AttentionProjection`: queries `[N, H, R + C]`, keys `[N, 1, R + C]`, positional channels first."""
+        """See `AttentionProjection`: queries `[N, H, R + P]`, keys `[N, 1, R + C]`, positional channels first."""
         shape, weights = self.shape, self.weights
         kept = shape.latent_dim + shape.rope_dim
         projected = F.linear(hidden, weights.in_proj)
@@ -95,19 +96,18 @@ class LatentAttention:
         latent = rms_norm(latent, weights.latent_norm, shape.eps)
         q = self._expand_queries(queries).unflatten(-1, (shape.num_heads, shape.query_dim))
         plain, turned = q.split([shape.nope_dim, shape.rope_dim], dim=-1)
-        absorbed = _each_head(plain, weights.key_up)
-        return Heads(torch.cat([turned, absorbed], dim=-1), torch.cat([positional, latent], dim=-1)[:, None], None)
+        return Heads(
+            q=torch.cat([turned, plain], dim=-1),
+            k=torch.cat([positional, latent], dim=-1)[:, None],
+            v=None,
+            expansion=Expansion(weights.key_up, weights.value_up),
+        )
 
     def output(self, mixed: torch.Tensor, heads: Heads) -> torch.Tensor:
         """See `AttentionProjection`."""
-        return F.linear(_each_head(mixed, self.weights.value_up).flatten(-2), self.weights.out_proj)
+        return F.linear(mixed.flatten(-2), self.weights.out_proj)
 
     def _expand_queries(self, queries: torch.Tensor) -> torch.Tensor:
         if self.weights.query_up is None or self.weights.query_norm is None:
             return queries
         return F.linear(rms_norm(queries, self.weights.query_norm, self.shape.eps), self.weights.query_up)
-
-
-def _each_head(heads: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-    """`[N, H, A]` through one matrix `[H, A, B]` a head: `[N, H, B]`."""
-    return torch.bmm(heads.transpose(0, 1), matrices).transpose(0, 1)

@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 
 from services.worker.mixers.batch import CaptureBatch, CombineBatch, DecodeBatch
+from services.worker.ops.latent_attention import Expansion
+from services.worker.ops.latent_attention import dispatch as latent_attention
 from services.worker.ops.page_store import FreshTokens, KeyForm, KeyNorm
 from services.worker.ops.page_store import dispatch as page_store
 from services.worker.ops.paged_attention import AttentionShape, PagedQueries
@@ -56,13 +58,20 @@ class PagePool:
 class Heads:
     """q `[N, Hq, D]` and k `[N, Hkv, D]`, both unrotated, and k ahead of its norm; v `[N, Hkv, Dv]`, None where k holds it.
 
-    gate: what the output is gated with, ahead of its sigmoid `[N, Hq, Dv]`, None where the family has none.
+    gate: what the output is gated with, ahead of its sigmoid `[N, Hq, Dv]`, None where the family has none. expansion: what
+    every head makes of k, for which q stands then; None where k is the key itself.
     """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor | None
     gate: torch.Tensor | None = None
+    expansion: Expansion | None = None
+
+    @property
+    def stored_q(self) -> torch.Tensor:
+        """Queries for keys as they are stored."""
+        return self.q if self.expansion is None else self.expansion.absorb(self.q)
 
 
 class AttentionProjection(Protocol):
@@ -112,4 +121,8 @@ class PagedAttention:
         form = KeyForm(self.projection.key_norm, self.rotary)
         page_store.store(FreshTokens(heads.k, heads.v, slots), queries, base, pools, form)
         shape = AttentionShape(self.projection.scale, self.rotary)
-        return self.projection.output(paged_attention.attend(heads.q, queries, pools, shape), heads)
+        if heads.expansion is None:
+            mixed = paged_attention.attend(heads.q, queries, pools, shape)
+        else:
+            mixed = latent_attention.attend(heads.q, queries, pools, shape, heads.expansion)
+        return self.projection.output(mixed, heads)

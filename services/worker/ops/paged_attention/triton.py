@@ -25,7 +25,7 @@ __all__ = ["attend"]
 def _attend_rows(
     b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_slot, row_first, row_count, begin, stop, place, farthest, i_h, scale,
     Hkv: tl.constexpr, D: tl.constexpr, Dv: tl.constexpr, KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
-    PAGE: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    PAGE: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr, BT: tl.constexpr, BDV: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All steps over rows `[begin, stop)`; not MASKED: every query sees all of their keys, and steps come out even.
@@ -49,11 +49,11 @@ def _attend_rows(
         p_k, p_v = keys + row[:, None] * KEY_STRIDE, values + row[:, None] * VALUE_STRIDE
         b_k = stored(p_k, m_n, 0, BR, D, MASKED)
         b_x = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        if BD > BR:
-            b_k = stored(p_k, m_n, BR, BR, D, MASKED)
+        if BS > 0:
+            b_k = stored(p_k, m_n, BR, BS, D, MASKED)
             b_x = tl.dot(b_r, tl.trans(b_k), b_x, input_precision=PRECISION)
-        if BD > 2 * BR:
-            b_k = stored(p_k, m_n, 2 * BR, 2 * BR, D, MASKED)
+        if BT > 0:
+            b_k = stored(p_k, m_n, BR + BS, BT, D, MASKED)
             b_x = tl.dot(b_s, tl.trans(b_k), b_x, input_precision=PRECISION)
         if MASKED:
             b_x = tl.where(m_n[None, :] & ((first + o_p)[None, :] <= place[:, None]), b_x, float("-inf"))
@@ -77,12 +77,12 @@ def _attend_kernel(
     Hq: tl.constexpr, Hkv: tl.constexpr, D: tl.constexpr, Dv: tl.constexpr,
     KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     G: tl.constexpr, PAGE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr, BT: tl.constexpr, BDV: tl.constexpr,
     HALF: tl.constexpr, INTERLEAVED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     """One program of `blocks` (see `BLOCK_FIELDS`) and one key head. A block in one split writes its outputs at once.
 
-    Only BR channels turn with a group; the others stay in place for all groups.
+    Only BR channels turn with a group; the others, BS and then BT of them, stay in place for all groups.
     """
     i_b, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     q_begin, q_end = tl.load(blocks + FIELDS * i_b), tl.load(blocks + FIELDS * i_b + 1)
@@ -96,8 +96,8 @@ def _attend_kernel(
     b_m = tl.full([BM], float("-inf"), dtype=tl.float32)
     b_l = tl.zeros([BM], dtype=tl.float32)
     b_o = tl.zeros([BM, BDV], dtype=tl.float32)
-    b_r = piece(q, token, head, m_m, BR, BR if BD > BR else 0, Hq, D)
-    b_s = piece(q, token, head, m_m, 2 * BR, 2 * BR if BD > 2 * BR else 0, Hq, D)
+    b_r = piece(q, token, head, m_m, BR, BS, Hq, D)
+    b_s = piece(q, token, head, m_m, BR + BS, BT, Hq, D)
     first_row, last_row = tl.load(blocks + FIELDS * i_b + 4), tl.load(blocks + FIELDS * i_b + 5)
     for i_g in range(tl.load(blocks + FIELDS * i_b + 2), tl.load(blocks + FIELDS * i_b + 3)):
         b_q = turned(
@@ -110,11 +110,11 @@ def _attend_kernel(
             whole = begin + (whole - begin) // (BN // PAGE) * (BN // PAGE)
         b_m, b_l, b_o = _attend_rows(
             b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_slot, row_first, row_count, begin, whole, place, farthest,
-            i_h, scale, Hkv, D, Dv, KEY_STRIDE, VALUE_STRIDE, PAGE, BN, BR, BD, BDV, False, PRECISION,
+            i_h, scale, Hkv, D, Dv, KEY_STRIDE, VALUE_STRIDE, PAGE, BN, BR, BS, BT, BDV, False, PRECISION,
         )  # fmt: skip
         b_m, b_l, b_o = _attend_rows(
             b_q, b_r, b_s, b_m, b_l, b_o, keys, values, row_slot, row_first, row_count, whole, stop, place, farthest,
-            i_h, scale, Hkv, D, Dv, KEY_STRIDE, VALUE_STRIDE, PAGE, BN, BR, BD, BDV, True, PRECISION,
+            i_h, scale, Hkv, D, Dv, KEY_STRIDE, VALUE_STRIDE, PAGE, BN, BR, BS, BT, BDV, True, PRECISION,
         )  # fmt: skip
     m_o = m_m[:, None] & (o_v < Dv)[None, :]
     if SPLIT:
@@ -143,6 +143,7 @@ def attend(
     bases = Turns.once(asked, shape.rotary, key, lambda: launch.group_base)
     outputs = torch.empty(tokens, heads, value_dim, dtype=queries.dtype, device=queries.device)
     partials = Partials.of(launch, outputs)
+    turning, second, third = _pieces(key_dim, shape.rotary)
     _attend_kernel[(launch.num_blocks, kv_heads)](
         queries.contiguous(), keys, values, asked.positions,
         own.cos, own.sin, bases.cos, bases.sin,
@@ -150,7 +151,7 @@ def attend(
         partials.outputs, partials.maxima, partials.totals, outputs, shape.scale * LOG2_E,
         Hq=heads, Hkv=kv_heads, D=key_dim, Dv=value_dim, KEY_STRIDE=keys.stride(2), VALUE_STRIDE=values.stride(2),
         G=heads // kv_heads, PAGE=page_size, BM=launch.tiles.rows, BN=_step_keys(queries, key_dim),
-        BR=_turning_channels(key_dim, shape.rotary), BD=block(key_dim), BDV=block(value_dim),
+        BR=turning, BS=second, BT=third, BDV=block(value_dim),
         HALF=0 if shape.rotary is None else shape.rotary.half,
         INTERLEAVED=shape.rotary is not None and shape.rotary.interleaved,
         SPLIT=launch.num_partial > 0, PRECISION="tf32x3", FIELDS=BLOCK_FIELDS,
@@ -160,15 +161,20 @@ def attend(
     return outputs
 
 
-def _turning_channels(key_dim: int, rotary: Rotary | None) -> int:
-    """Channels of the tile that turns: a power of two that holds those of the rotary, a quarter of a head at least.
+def _pieces(key_dim: int, rotary: Rotary | None) -> tuple[int, int, int]:
+    """Channels of the tile that turns, and of two that do not: powers of two that hold a key with the least to spare.
 
-    Its products with keys and those of the rest are apart, so that a group of pages turns no more than it must.
+    Products of the pieces with keys are apart, so that a group of pages turns no more than it must: the channels of the
+    rotary, a quarter of a head at least.
     """
-    whole = block(key_dim)
-    if rotary is None or whole != key_dim:
-        return whole
-    return min(whole, max(whole // 4, block(2 * rotary.half)))
+    whole, rotary_block = block(key_dim), 0 if rotary is None else block(2 * rotary.half)
+    quarter = whole // 4
+    if key_dim == 3 * quarter and max(16, rotary_block) <= quarter:
+        return quarter, 2 * quarter, 0
+    turning = max(quarter, rotary_block)
+    if rotary is None or whole != key_dim or turning >= whole:
+        return whole, 0, 0
+    return turning, turning, whole - 2 * turning
 
 
 def _warps(queries: torch.Tensor, tile: int) -> int:
