@@ -20,7 +20,7 @@ TOLERANCE = 1e-5
 PARTS = [(3, 20), (5, 33), (4, 0)]
 # Positional channels that turn ahead of 13, 32 and 40 of latents, none, and heads that do not fit in one tile.
 TURNED, WHOLE, PLAIN = Heads(3, 1, 19, 13, 6), Heads(4, 1, 48, 32, 16), Heads(5, 1, 44, 40, 0)
-MANY = Heads(18, 1, 20, 16, 4)
+MANY, TRUE = Heads(18, 1, 20, 16, 4), Heads(32, 1, 576, 512, 64)
 
 
 def _scene(parts: list[tuple[int, int]], heads: Heads, seed: int, shift: int = 0) -> Scene:
@@ -106,22 +106,29 @@ def test_pairs_of_neighbours_turn(device: torch.device) -> None:
     assert_far(other, expected, TOLERANCE)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision(dtype: torch.dtype, device: torch.device) -> None:
-    """Wider tiles: a token's heads and those of its neighbours, and keys of several pages a step."""
-    scene = _scene([(3, 100), (40, 40), (25, 0)], WHOLE, 17)
-    keys = scene.keys.to(dtype)
-    queries = draw_queries(scene, WHOLE, 18).to(dtype)
-    rotary = Rotary.create(rig.THETA, WHOLE.rotary_dim, device)
-    shape = AttentionShape(WHOLE.head_dim**-0.5, rotary)
-    on_device = keys.to(device)
-    pools = (on_device, on_device[..., -WHOLE.value_dim :])
-    actual = kernels.attend(queries.to(device), _asked([scene], device), pools, shape)
+@pytest.mark.parametrize(
+    ("dtype", "heads", "parts"),
+    [
+        (torch.bfloat16, WHOLE, [(3, 100), (40, 40), (25, 0)]),
+        (torch.float16, WHOLE, [(3, 100), (40, 40), (25, 0)]),
+        (torch.bfloat16, TRUE, [(2, 100), (3, 0)]),
+        (torch.float32, TRUE, [(1, 40), (2, 0)]),
+    ],
+    ids=str,
+)
+def test_precisions(dtype: torch.dtype, heads: Heads, parts: list[tuple[int, int]], device: torch.device) -> None:
+    """Tiles of a token's heads and those of its neighbours, and keys of several pages a step; the channels of released models."""
+    scene = _scene(parts, heads, 17)
+    queries = draw_queries(scene, heads, 18).to(dtype)
+    shape = AttentionShape(heads.head_dim**-0.5, Rotary.create(rig.THETA, heads.rotary_dim, device))
+    keys = scene.keys.to(device, dtype)
+    actual = kernels.attend(queries.to(device), _asked([scene], device), (keys, keys[..., -heads.value_dim :]), shape)
     rounded = replace(scene, keys=keys.float())
-    expected = _attend(chunked, rounded, queries.float(), _asked([scene], device), WHOLE)
+    expected = _attend(chunked, rounded, queries.float(), _asked([scene], device), heads)
     assert actual.dtype is dtype
-    assert_close(actual.float(), expected, 2e-2)
-    assert_far(actual.float().roll(1, 0), expected, 2e-2)
+    tolerance = TOLERANCE if dtype is torch.float32 else 2e-2
+    assert_close(actual.float(), expected, tolerance)
+    assert_far(actual.float().roll(1, 0), expected, tolerance)
 
 
 @pytest.mark.parametrize("split_pages", [1, 2, 50])
