@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from bench.traffic.bodies import Mode, Writer, body_of
 from bench.traffic.client import Endpoint, forget
-from bench.traffic.levels import KEPT_SHARE, Level, lead_seconds, summarise
+from bench.traffic.levels import Level, lead_seconds, summarise
 from bench.traffic.record import Record
 from bench.traffic.scrape import COUNTERS, GaugeWatch, difference, scrape
 from bench.traffic.search import Bracket, RateSearch
@@ -25,6 +25,8 @@ _PATIENCE_SECONDS = 20.0
 _FILL_SHARE = 0.35
 # A full cache answers at most so many times as fast as one that fills, for the first rate that is tried.
 _FULLER = 3.0
+# Of a level's requests, that have broken a promise for good: fewer may be a tail, and their times are worth knowing.
+_HOPELESS_SHARE = 0.25
 # Requests that a level should have, however low its rate is.
 _LEAST_COUNTED = 16
 
@@ -118,8 +120,7 @@ class _Watch:
         if time.perf_counter() > self.deadline:
             return True
         promises = [own.promise for own in self.search.brackets if not own.is_closed]
-        broken = max(1.0, (1 - KEPT_SHARE) * counted)
-        return bool(promises) and state.late(max(promises), since, elapsed) > broken
+        return bool(promises) and state.late(max(promises), since, elapsed) > max(1.0, _HOPELESS_SHARE * counted)
 
 
 async def measure_level(
