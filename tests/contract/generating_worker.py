@@ -1,7 +1,7 @@
 """A worker over a tiny model that captures, combines and decodes over real gRPC, with a stub of the cache service."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +61,14 @@ class ServedWorker:
         """The call."""
         sampling = worker_pb2.Sampling(max_tokens=max_tokens)
         request = worker_pb2.GenerateRequest(parts=[*parts, LAST], sampling=sampling, refresh=refresh)
-        return self.stream.begin(request, CALL_SECONDS)
+        return self.stream.begin(request_writer(request), CALL_SECONDS)
 
     async def end_turn(self, stop: int = 5) -> bytes:
         """The key under which the state behind a reply of some tokens is held; they end with that stop token."""
         sampling = worker_pb2.Sampling(max_tokens=12, min_tokens=4, stop_token_ids=[5])
         sampling.logit_bias.add(token_id=5, bias=100.0)
         request = worker_pb2.GenerateRequest(parts=[LAST], sampling=sampling, closing_token_ids=[stop, 9])
-        events = await all_events(self.stream.begin(request, CALL_SECONDS))
+        events = await all_events(self.stream.begin(request_writer(request), CALL_SECONDS))
         assert events[-1].finished.reason == worker_pb2.FINISH_REASON_STOP
         return events[-1].finished.held_key
 
@@ -93,6 +93,11 @@ class ServedWorker:
     def metric(self, name: str, **labels: str) -> float:
         """A sample's value; 0 before there is one."""
         return self.registry.get_sample_value(f"hypic_worker_{name}", labels) or 0.0
+
+
+def request_writer(request: worker_pb2.GenerateRequest) -> Callable[[worker_pb2.GenerateRequest], None]:
+    """Fills in a request that is made already."""
+    return lambda message: message.CopyFrom(request)
 
 
 async def all_events(call: GenerateCall) -> list[worker_pb2.GenerateEvent]:

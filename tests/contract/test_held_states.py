@@ -26,6 +26,7 @@ from tests.contract.generating_worker import (
     OTHER_IDS,
     ServedWorker,
     all_events,
+    request_writer,
     run_worker,
 )
 from tests.contract.test_worker_generate import ordered
@@ -50,7 +51,7 @@ def _hold(worker: ServedWorker, seconds: float = 0.0) -> GenerateCall:
         sampling=worker_pb2.Sampling(max_tokens=1),
         hold=worker_pb2.HoldOrder(seconds=seconds),
     )
-    return worker.stream.begin(request, CALL_SECONDS)
+    return worker.stream.begin(request_writer(request), CALL_SECONDS)
 
 
 async def _held(call: GenerateCall) -> worker_pb2.Held:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -177,7 +178,7 @@ class GrpcWorker:
 
     async def generate(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[GenerateEvent]:
         """See `Worker`."""
-        call = self._generations.begin(messages.generate_request(order), timeout_seconds)
+        call = self._generations.begin(partial(messages.write_generate_request, order), timeout_seconds)
         try:
             while not call.has_ended:
                 yield _known(messages.generate_event, await call.next())
@@ -186,7 +187,7 @@ class GrpcWorker:
 
     async def hold(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[HoldEvent]:
         """See `Worker`."""
-        call = self._generations.begin(messages.hold_request(order), timeout_seconds)
+        call = self._generations.begin(partial(messages.write_hold_request, order), timeout_seconds)
         try:
             while not call.has_ended:
                 yield _known(messages.hold_event, await call.next())

@@ -4,7 +4,7 @@ call a reply.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import grpc
@@ -17,6 +17,7 @@ from services.common.tracing import trace_parent
 __all__ = ["GenerateCall", "GenerateStream"]
 
 _Stream = grpc.aio.StreamStreamCall[worker_pb2.GenerateOrders, worker_pb2.GenerateEvents]
+_Write = Callable[[worker_pb2.GenerateRequest], None]
 _LAST_EVENTS = ("finished", "released")
 
 
@@ -27,11 +28,11 @@ class GenerateStream:
         self._stub = stub
         self._open: _OpenStream | None = None
 
-    def begin(self, request: worker_pb2.GenerateRequest, timeout_seconds: float) -> "GenerateCall":
-        """Send a request, with number, deadline and place in the trace. Whoever begins a call leaves it."""
+    def begin(self, write: _Write, timeout_seconds: float) -> "GenerateCall":
+        """Send the request that `write` fills in, with number, deadline and place in the trace; `leave` the call in any case."""
         if self._open is None or self._open.has_ended:
             self._open = _OpenStream(self._stub.Generate())
-        return self._open.begin(request, timeout_seconds)
+        return self._open.begin(write, timeout_seconds)
 
     def fail_all(self, reason: str) -> None:
         """End every call under way with an `UnavailableError`."""
@@ -116,14 +117,19 @@ class _OpenStream:
         """Whether nothing can be asked any more."""
         return self._reading.done()
 
-    def begin(self, request: worker_pb2.GenerateRequest, timeout_seconds: float) -> GenerateCall:
+    def begin(self, write: _Write, timeout_seconds: float) -> GenerateCall:
+        request = self._orders.begun.add()
+        try:
+            write(request)
+        except BaseException:
+            del self._orders.begun[-1]
+            raise
         call = GenerateCall(self, next(self._numbers), timeout_seconds)
         request.call, request.timeout_seconds = call.number, timeout_seconds
         request.traceparent = trace_parent()
         # As metadata of other calls has it: that of the client's request, which several replies may have.
         request.request_id = current_request_id() or request.request_id
         self._calls[call.number] = call
-        self._orders.begun.append(request)
         self._send_soon()
         return call
 

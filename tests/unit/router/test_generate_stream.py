@@ -87,7 +87,7 @@ class Rig:
         self.stream = GenerateStream(self.stub)
 
     def begin(self, priority: int, max_tokens: int = 3, seconds: float = SECONDS) -> GenerateCall:
-        return self.stream.begin(request(priority, max_tokens), seconds)
+        return self.stream.begin(lambda message: message.CopyFrom(request(priority, max_tokens)), seconds)
 
 
 def request(priority: int, max_tokens: int = 3, call: int = 0) -> worker_pb2.GenerateRequest:
