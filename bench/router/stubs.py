@@ -97,9 +97,17 @@ class InstantWorker(worker_pb2_grpc.WorkerServiceServicer):
         for index in range(count):
             if index:
                 await _next_step()
-            yield self._reply[index % len(self._reply)]
+            yield self._token(index, request.sampling)
         finished = worker_pb2.Finished(reason=worker_pb2.FINISH_REASON_LENGTH, generated_tokens=count)
         yield worker_pb2.GenerateEvent(finished=finished)
+
+    def _token(self, index: int, sampling: worker_pb2.Sampling) -> worker_pb2.GenerateEvent:
+        event = self._reply[index % len(self._reply)]
+        if not sampling.HasField("logprobs"):
+            return event
+        # The router looks at a share of its composed answers again.
+        told = worker_pb2.TokenLogprobs(logprob=-0.5, top_token_ids=event.tokens.token_ids, top_logprobs=[-0.5])
+        return worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=event.tokens.token_ids, logprobs=[told]))
 
 
 async def _next_step() -> None:
