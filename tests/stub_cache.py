@@ -44,7 +44,7 @@ class StubCache(cache_pb2_grpc.CacheServiceServicer):
         self.num_streams += 1
         async for request in request_iterator:
             if self.is_down:
-                failure = cache_pb2.PlanFailure(status=status_code(UnavailableError()), message="the stub is down")
+                failure = cache_pb2.CallFailure(status=status_code(UnavailableError()), message="the stub is down")
                 yield cache_pb2.PlanResponse(call=request.call, failure=failure)
                 continue
             self.plans.append(request)

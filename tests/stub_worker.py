@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import grpc
@@ -16,6 +17,7 @@ from services.common.errors import (
     OverloadedError,
     UnavailableError,
 )
+from services.worker.adapters.generate_streams import GenerateStreams
 from tests.stub_cache import StubCache
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|document_start|>", "<|document_end|>")
@@ -149,9 +151,14 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Generate(  # noqa: N802
         self,
-        request: worker_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent],
-    ) -> AsyncIterator[worker_pb2.GenerateEvent]:
+        request_iterator: AsyncIterable[worker_pb2.GenerateOrders],
+        context: grpc.aio.ServicerContext[worker_pb2.GenerateOrders, worker_pb2.GenerateEvents],
+    ) -> AsyncIterator[worker_pb2.GenerateEvents]:
+        async with aclosing(GenerateStreams(self._generate).serve(request_iterator)) as messages:
+            async for message in messages:
+                yield message
+
+    async def _generate(self, request: worker_pb2.GenerateRequest) -> AsyncGenerator[worker_pb2.GenerateEvent]:
         self.requests.append(request)
         if self.refuses_grammars and request.HasField("grammar"):
             raise InvalidRequestError("grammar: the stub honours none")

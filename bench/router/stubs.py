@@ -1,11 +1,14 @@
 """`python -m bench.router.stubs`: a worker that computes nothing and a cache service in which everything is stored.
 
-Both answer at once, so that whatever a request takes is the router's.
+Both answer at once, so that whatever a first token takes is the router's. Further tokens come one a step, as they do of an
+engine: what many replies have at a time goes in one message, what one reply has later in another.
 """
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
 from pathlib import Path
 
 import grpc
@@ -14,6 +17,7 @@ from hypic.v1 import cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tokenizers import Tokenizer
 
 from services.common.rpc import HealthSwitch, create_server
+from services.worker.adapters.generate_streams import GenerateStreams
 
 __all__ = ["MODEL_NAME", "InstantCache", "InstantWorker", "serve"]
 
@@ -24,6 +28,7 @@ _SEAM_WINDOW = 32
 _MIN_BODY = 16
 # A worker has measured itself after its first requests.
 _SPEEDS = cache_pb2.WorkerSpeeds(capture_pass_tokens=4096, capture_token_seconds=1e-6, combine_token_seconds=1e-6)
+_STEP_SECONDS = 0.005
 _REPLY = " The bridge was opened by the people of the old harbour town in winter."
 
 
@@ -78,16 +83,36 @@ class InstantWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Generate(  # noqa: N802
         self,
-        request: worker_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent],
-    ) -> AsyncGenerator[worker_pb2.GenerateEvent]:
-        """Everything is held, nothing takes time."""
+        request_iterator: AsyncIterable[worker_pb2.GenerateOrders],
+        context: grpc.aio.ServicerContext[worker_pb2.GenerateOrders, worker_pb2.GenerateEvents],
+    ) -> AsyncGenerator[worker_pb2.GenerateEvents]:
+        """Everything is held, and no prompt takes time."""
+        async with aclosing(GenerateStreams(self._reply_to).serve(request_iterator)) as messages:
+            async for message in messages:
+                yield message
+
+    async def _reply_to(self, request: worker_pb2.GenerateRequest) -> AsyncGenerator[worker_pb2.GenerateEvent]:
         yield worker_pb2.GenerateEvent(prefilled=worker_pb2.Prefilled(parts=[_serve(part) for part in request.parts]))
         count = request.sampling.max_tokens
         for index in range(count):
-            yield self._reply[index % len(self._reply)]
+            if index:
+                await _next_step()
+            yield self._token(index, request.sampling)
         finished = worker_pb2.Finished(reason=worker_pb2.FINISH_REASON_LENGTH, generated_tokens=count)
         yield worker_pb2.GenerateEvent(finished=finished)
+
+    def _token(self, index: int, sampling: worker_pb2.Sampling) -> worker_pb2.GenerateEvent:
+        event = self._reply[index % len(self._reply)]
+        if not sampling.HasField("logprobs"):
+            return event
+        # The router looks at a share of its composed answers again.
+        told = worker_pb2.TokenLogprobs(logprob=-0.5, top_token_ids=event.tokens.token_ids, top_logprobs=[-0.5])
+        return worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=event.tokens.token_ids, logprobs=[told]))
+
+
+async def _next_step() -> None:
+    """All replies have their next tokens at the same time, as those of one batch do."""
+    await asyncio.sleep(_STEP_SECONDS - time.monotonic() % _STEP_SECONDS)
 
 
 def _serve(part: worker_pb2.PromptPart) -> worker_pb2.ServedPart:

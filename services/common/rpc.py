@@ -35,20 +35,22 @@ LIVENESS = "liveness"
 READINESS = "readiness"
 
 _REQUEST_ID = "x-request-id"
-_KEEPALIVE = [
+_BOTH_OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # What several requests ask, or several replies say, goes in one message; what one may ask is bounded where it comes in.
+    ("grpc.max_receive_message_length", -1),
 ]
 _SERVER_OPTIONS = [
-    *_KEEPALIVE,
+    *_BOTH_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
 # The default back-off of a channel grows to two minutes; a restarted peer is wanted back sooner.
 _CHANNEL_OPTIONS = [
-    *_KEEPALIVE,
+    *_BOTH_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -70,6 +70,8 @@ def current_span() -> Span:
 
 def trace_parent() -> str:
     """The running task's place in its trace, for a peer; empty outside a trace."""
+    if trace.get_current_span() is trace.INVALID_SPAN:
+        return ""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
     return carrier.get(TRACE_HEADER, "")

@@ -16,6 +16,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from services.common.rpc import cache_channel, worker_channel
 from services.common.telemetry import configure_logging, get_logger
@@ -23,6 +24,7 @@ from services.common.tracing import configure_tracing
 from services.router.adapters.auth import Gate
 from services.router.adapters.beside import serve_beside
 from services.router.adapters.clients import GrpcDirectory
+from services.router.adapters.direct import DirectRoutes
 from services.router.adapters.discovery import find_named, find_registered, keep_finding
 from services.router.adapters.document_client import GrpcDocuments
 from services.router.adapters.gathered_writes import GatheringProtocol
@@ -128,7 +130,7 @@ async def serve(settings: RouterSettings, listener: socket.socket) -> None:
     await create_server(settings).serve(sockets=[listener])
 
 
-def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
+def create_app(settings: RouterSettings, draining: Draining) -> ASGIApp:
     """The application; its channels open with its lifespan, in the loop that serves it."""
     channel = cache_channel(settings.cache_address, settings.identity)
     pool = WorkerPool(
@@ -205,13 +207,14 @@ def create_app(settings: RouterSettings, draining: Draining) -> FastAPI:
         AdminSurface(store, guard, gate).routes(),
         ConsoleSurface(gate, recent, pool, store).routes(),
     )
-    return create_http_app(
+    app = create_http_app(
         surface,
         pages,
         lifespan,
         has_metrics=not settings.operations_address,
         max_header_bytes=settings.max_header_bytes,
     )
+    return app if settings.otlp_endpoint else DirectRoutes(app, surface.endpoints(), settings.max_header_bytes)
 
 
 def _engines(settings: RouterSettings, pool: WorkerPool) -> list[VllmEngine]:

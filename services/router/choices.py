@@ -37,7 +37,7 @@ class ChoosingRouter:
     def __init__(self, answer: Callable[[GenerationRequest], AsyncGenerator[ReplyEvent]]) -> None:
         self._answer = answer
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
         """The choices' events; one `Started`, one `Done` a choice. What fails one fails all; all end with this generator.
 
         Raises:
@@ -45,13 +45,8 @@ class ChoosingRouter:
             HypicError: see `Router`.
         """
         if request.num_replies == 1:
-            async with aclosing(self._answer(request)) as events:
-                async for event in events:
-                    yield event
-            return
-        async with aclosing(self._merge(list(_split(request)), request.num_at_once)) as merged:
-            async for event in merged:
-                yield event
+            return self._answer(request)
+        return self._merge(list(_split(request)), request.num_at_once)
 
     async def _merge(self, singles: list[_Single], num_at_once: int) -> AsyncGenerator[ReplyEvent]:
         events: asyncio.Queue[ReplyEvent | Exception] = asyncio.Queue(num_at_once)

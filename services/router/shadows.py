@@ -209,7 +209,11 @@ class Shadows:
             if attempt.cancelled() or isinstance(attempt.exception(), UnavailableError):
                 # Traffic was there first.
                 continue
-            return attempt.result()
+            try:
+                return attempt.result()
+            finally:
+                # Its error's traceback holds this frame, which would hold it: the request would stay until memory is searched.
+                del attempt
 
     async def _compare(self, request: GenerationRequest) -> Comparison | None:
         composed = await self._answer(_as_shadow(request, Reuse.COMPOSE))

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -15,6 +15,7 @@ from services.common.errors import InvalidRequestError, NotFoundError, Unavailab
 from services.worker.adapters import messages
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.engine_thread import EngineThread
+from services.worker.adapters.generate_streams import GenerateStreams
 from services.worker.adapters.grammars import GrammarCompiler
 from services.worker.adapters.held_states import HeldStates
 from services.worker.adapters.held_turns import HeldTurns, held_key_of
@@ -120,11 +121,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._grammars = GrammarCompiler(served.tokenizer_json, served.spec.vocab_size, served.stop_token_ids)
         self._turns = HeldTurns(engine, residency, place.turn_seconds)
         self._sender = StateSender(residency.tiers, residency.receipt_of, ByteBudget(place.fetch_bytes))
+        self._streams = GenerateStreams(self._generate)
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, and wait so long for what runs; states are still given to others meanwhile."""
         self._residency.begin_draining()
         await self._running.wait(seconds)
+        self._streams.drain()
 
     async def Describe(  # noqa: N802 # the name is the protocol's
         self,
@@ -137,10 +140,15 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Generate(  # noqa: N802
         self,
-        request: worker_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent],
-    ) -> AsyncIterator[worker_pb2.GenerateEvent]:
+        request_iterator: AsyncIterable[worker_pb2.GenerateOrders],
+        context: grpc.aio.ServicerContext[worker_pb2.GenerateOrders, worker_pb2.GenerateEvents],
+    ) -> AsyncIterator[worker_pb2.GenerateEvents]:
         """See worker.proto."""
+        async with aclosing(self._streams.serve(request_iterator)) as messages_of_calls:
+            async for message in messages_of_calls:
+                yield message
+
+    async def _generate(self, request: worker_pb2.GenerateRequest) -> AsyncGenerator[worker_pb2.GenerateEvent]:
         self._check_takes(self._place.can_combine, "combine")
         if any(part.HasField("capture") for part in request.parts):
             self._check_takes(self._place.can_capture, "prefill")
@@ -167,7 +175,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 stages.note(event)
                 if isinstance(event, FetchEvent):
                     # What does not come leaves time to be computed.
-                    self._transfers.start(event, wanted[event.key], (context.time_remaining() or math.inf) / 2)
+                    self._transfers.start(event, wanted[event.key], (request.timeout_seconds or math.inf) / 2)
                     continue
                 if isinstance(event, CaptureEvent):
                     self._metrics.on_capture(event)

@@ -1,17 +1,17 @@
 """A worker over a tiny model that captures, combines and decodes over real gRPC, with a stub of the cache service."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 from hypic.v1 import cache_pb2_grpc, worker_pb2, worker_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from services.common.content import HASH_BYTES
 from services.common.rpc import HealthSwitch, create_channel, create_server
+from services.router.adapters.generate_stream import GenerateCall, GenerateStream
 from services.worker.adapters.blob_tiers import BlobTiers
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
@@ -44,6 +44,7 @@ class ServedWorker:
     """A worker with a stub of the cache service."""
 
     stub: "worker_pb2_grpc.WorkerServiceAsyncStub"
+    stream: GenerateStream
     engine: EngineThread
     cache: StubCache
     registry: CollectorRegistry
@@ -52,22 +53,22 @@ class ServedWorker:
         self, *parts: worker_pb2.PromptPart, max_tokens: int = 3, refresh: worker_pb2.Refresh | None = None
     ) -> list[worker_pb2.GenerateEvent]:
         """All events."""
-        return [event async for event in self.start(*parts, max_tokens=max_tokens, refresh=refresh)]
+        return await all_events(self.start(*parts, max_tokens=max_tokens, refresh=refresh))
 
     def start(
         self, *parts: worker_pb2.PromptPart, max_tokens: int = 3, refresh: worker_pb2.Refresh | None = None
-    ) -> "grpc.aio.UnaryStreamCall[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent]":
+    ) -> GenerateCall:
         """The call."""
         sampling = worker_pb2.Sampling(max_tokens=max_tokens)
         request = worker_pb2.GenerateRequest(parts=[*parts, LAST], sampling=sampling, refresh=refresh)
-        return self.stub.Generate(request, timeout=CALL_SECONDS)
+        return self.stream.begin(request_writer(request), CALL_SECONDS)
 
     async def end_turn(self, stop: int = 5) -> bytes:
         """The key under which the state behind a reply of some tokens is held; they end with that stop token."""
         sampling = worker_pb2.Sampling(max_tokens=12, min_tokens=4, stop_token_ids=[5])
         sampling.logit_bias.add(token_id=5, bias=100.0)
         request = worker_pb2.GenerateRequest(parts=[LAST], sampling=sampling, closing_token_ids=[stop, 9])
-        events = [event async for event in self.stub.Generate(request, timeout=CALL_SECONDS)]
+        events = await all_events(self.stream.begin(request_writer(request), CALL_SECONDS))
         assert events[-1].finished.reason == worker_pb2.FINISH_REASON_STOP
         return events[-1].finished.held_key
 
@@ -92,6 +93,22 @@ class ServedWorker:
     def metric(self, name: str, **labels: str) -> float:
         """A sample's value; 0 before there is one."""
         return self.registry.get_sample_value(f"hypic_worker_{name}", labels) or 0.0
+
+
+def request_writer(request: worker_pb2.GenerateRequest) -> Callable[[worker_pb2.GenerateRequest], None]:
+    """Fills in a request that is made already."""
+    return lambda message: message.CopyFrom(request)
+
+
+async def all_events(call: GenerateCall) -> list[worker_pb2.GenerateEvent]:
+    """Until the call's end."""
+    events = []
+    try:
+        while not call.has_ended:
+            events.append(await call.next())
+    finally:
+        call.leave()
+    return events
 
 
 @asynccontextmanager
@@ -124,7 +141,8 @@ async def run_worker(
         HealthSwitch(),
     )
     channel = create_channel(f"127.0.0.1:{port}")
-    yield ServedWorker(worker_pb2_grpc.WorkerServiceStub(channel), engine, cache, registry)
+    stub = worker_pb2_grpc.WorkerServiceStub(channel)
+    yield ServedWorker(stub, GenerateStream(stub), engine, cache, registry)
     await engine.call(lambda running: running.check_integrity())
     await channel.close()
     await server.stop(0)

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -13,15 +12,24 @@ from hypic.v1 import worker_pb2
 from services.blob.layout import CHECKSUM_BYTES, parse_header
 from services.blob.planes import Plane
 from services.blob.tensors import tensor_of
+from services.common.errors import OverloadedError
+from services.router.adapters.generate_stream import GenerateCall
 from services.worker.adapters.held_states import HoldLimits
 from services.worker.engine.loop import Engine
 from services.worker.mixers.paged_attention import PagedAttention
-from tests.contract.generating_worker import CALL_SECONDS, IDS, KEY, LAST, OTHER, OTHER_IDS, ServedWorker, run_worker
+from tests.contract.generating_worker import (
+    CALL_SECONDS,
+    IDS,
+    KEY,
+    LAST,
+    OTHER,
+    OTHER_IDS,
+    ServedWorker,
+    all_events,
+    request_writer,
+    run_worker,
+)
 from tests.contract.test_worker_generate import ordered
-
-if TYPE_CHECKING:
-    # The type is generic in its stubs only.
-    Call = grpc.aio.UnaryStreamCall[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent]
 
 _ORDERED = (ordered(KEY, IDS, 1), ordered(OTHER, OTHER_IDS, 2))
 _HITS = [
@@ -37,27 +45,17 @@ async def worker(tmp_path: Path) -> AsyncIterator[ServedWorker]:
         yield running
 
 
-def _hold(worker: ServedWorker, seconds: float = 0.0) -> "Call":
+def _hold(worker: ServedWorker, seconds: float = 0.0) -> GenerateCall:
     request = worker_pb2.GenerateRequest(
         parts=[*_HITS, LAST],
         sampling=worker_pb2.Sampling(max_tokens=1),
         hold=worker_pb2.HoldOrder(seconds=seconds),
     )
-    return worker.stub.Generate(request, timeout=CALL_SECONDS)
+    return worker.stream.begin(request_writer(request), CALL_SECONDS)
 
 
-async def _next(
-    call: "Call",
-) -> worker_pb2.GenerateEvent:
-    event = await call.read()
-    assert isinstance(event, worker_pb2.GenerateEvent)
-    return event
-
-
-async def _held(
-    call: "Call",
-) -> worker_pb2.Held:
-    events = [await _next(call), await _next(call)]
+async def _held(call: GenerateCall) -> worker_pb2.Held:
+    events = [await call.next(), await call.next()]
     assert [each.WhichOneof("event") for each in events] == ["prefilled", "held"]
     return events[1].held
 
@@ -139,7 +137,7 @@ async def test_the_state_is_the_prompts_with_keys_at_their_true_positions(worker
         lambda engine: next(iter(engine.context.memory.page_pools)).keys.flatten(0, 1).clone()
     )
     assert not (stored == read[rotated[0], "keys"][base].float()).all(-1).all(-1).any(), "keys lie as they were stored"
-    assert (await _next(call)).released.taken
+    assert (await call.next()).released.taken
     assert worker.metric("held_states_total", outcome="taken") == 1
 
 
@@ -148,7 +146,7 @@ async def test_a_handle_is_read_once_and_frees_everything(worker: ServedWorker) 
     call = _hold(worker)
     held = await _held(call)
     await _take(worker, held.handle)
-    assert (await _next(call)).released.taken
+    assert (await call.next()).released.taken
     for handle in (held.handle, bytes(32), b""):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await _take(worker, handle)
@@ -163,14 +161,14 @@ async def test_handles_are_long_and_all_different(worker: ServedWorker) -> None:
     assert {len(handle) for handle in handles} == {32}
     assert len(handles) == 3
     for call in calls:
-        call.cancel()
+        call.leave()
 
 
 async def test_closing_the_stream_gives_the_state_up(worker: ServedWorker) -> None:
     pages = await _captured(worker)
     call = _hold(worker)
     held = await _held(call)
-    call.cancel()
+    call.leave()
     await _until_free(worker, pages)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await _take(worker, held.handle)
@@ -183,7 +181,7 @@ async def test_a_state_that_nobody_takes_goes_when_its_time_is_up(worker: Served
     call = _hold(worker, seconds=0.01)
     held = await _held(call)
     assert held.seconds == pytest.approx(0.01)
-    released = await _next(call)
+    released = await call.next()
     assert released.WhichOneof("event") == "released"
     assert not released.released.taken
     await _until_free(worker, pages)
@@ -193,10 +191,8 @@ async def test_more_bytes_than_may_wait_are_refused(tmp_path: Path) -> None:
     async with run_worker(tmp_path, HoldLimits(CALL_SECONDS, num_bytes=1000, fetch_bytes=1 << 26)) as worker:
         pages = await _captured(worker)
         call = _hold(worker)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            [event async for event in call]
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "HYPIC_WORKER_HELD_BYTES" in str(refused.value.details())
+        with pytest.raises(OverloadedError, match="HYPIC_WORKER_HELD_BYTES"):
+            await all_events(call)
         await _until_free(worker, pages)
         assert worker.metric("held_states_total", outcome="refused") == 1
 
@@ -220,7 +216,7 @@ async def test_what_is_cancelled_while_it_is_read_is_freed_when_reading_ends(wor
 
     await worker.engine.call(cancel_while_reading)
     await _until_free(worker, pages)
-    call.cancel()
+    call.leave()
 
 
 async def test_held_prompts_count_as_running(worker: ServedWorker) -> None:
@@ -229,4 +225,4 @@ async def test_held_prompts_count_as_running(worker: ServedWorker) -> None:
     call = _hold(worker)
     await _held(call)
     assert await worker.engine.call(lambda engine: (engine.num_running, engine.num_decoding)) == (1, 0)
-    call.cancel()
+    call.leave()

@@ -373,8 +373,8 @@ class PlannedEntry(_message.Message):
 Global___PlannedEntry: _TypeAlias = PlannedEntry  # noqa: Y015
 
 @_typing.final
-class PlanFailure(_message.Message):
-    """Why one plan of a stream was not made; the stream goes on."""
+class CallFailure(_message.Message):
+    """Why one call of a stream has failed, as a plan that was not made; the stream goes on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -395,7 +395,7 @@ class PlanFailure(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PlanFailure: _TypeAlias = PlanFailure  # noqa: Y015
+Global___CallFailure: _TypeAlias = CallFailure  # noqa: Y015
 
 @_typing.final
 class PlanResponse(_message.Message):
@@ -413,7 +413,7 @@ class PlanResponse(_message.Message):
         """In the order of PlanRequest.entries. Equal entries within one request share key and ticket."""
 
     @_builtins.property
-    def failure(self) -> Global___PlanFailure:
+    def failure(self) -> Global___CallFailure:
         """Set where no plan was made; nothing else is then."""
 
     def __init__(
@@ -422,7 +422,7 @@ class PlanResponse(_message.Message):
         lease_id: _builtins.str = ...,
         entries: _abc.Iterable[Global___PlannedEntry] | None = ...,
         call: _builtins.int = ...,
-        failure: Global___PlanFailure | None = ...,
+        failure: Global___CallFailure | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

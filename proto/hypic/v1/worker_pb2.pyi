@@ -703,6 +703,56 @@ class Grammar(_message.Message):
 Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
+class GenerateOrders(_message.Message):
+    """What a caller has to say by now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGUN_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def begun(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateRequest]: ...
+    @_builtins.property
+    def cancelled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Calls that nobody waits for any more: all that is theirs is freed. Those that have ended may stand here too."""
+
+    def __init__(
+        self,
+        *,
+        begun: _abc.Iterable[Global___GenerateRequest] | None = ...,
+        cancelled: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "cancelled", b"cancelled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateOrders: _TypeAlias = GenerateOrders  # noqa: Y015
+
+@_typing.final
+class GenerateEvents(_message.Message):
+    """What has happened by now, of each call in order. `finished`, `released` or `failed` is a call's last event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateEvent]: ...
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___GenerateEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateEvents: _TypeAlias = GenerateEvents  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -717,12 +767,21 @@ class GenerateRequest(_message.Message):
     HOLD_FIELD_NUMBER: _builtins.int
     REFRESH_FIELD_NUMBER: _builtins.int
     CLOSING_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     lease_id: _builtins.str
     prefix_key: _builtins.bytes
     """The snapshot that serves the leading PREFIX parts; empty when there are none."""
     priority: _builtins.int
     """Among requests that wait for room, lower is sooner; equal ones as they came."""
+    call: _builtins.int
+    """Chosen by the caller, another for each call of a stream that has not ended."""
+    timeout_seconds: _builtins.float
+    """The call fails with DEADLINE_EXCEEDED once it has taken so long. 0: no deadline."""
+    traceparent: _builtins.str
+    """W3C trace context of the request, as other calls carry it in metadata; empty outside a trace."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptPart]: ...
     @_builtins.property
@@ -761,10 +820,13 @@ class GenerateRequest(_message.Message):
         hold: Global___HoldOrder | None = ...,
         refresh: Global___Refresh | None = ...,
         closing_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        call: _builtins.int = ...,
+        timeout_seconds: _builtins.float = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "refresh", b"refresh", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing_token_ids", b"closing_token_ids", "grammar", b"grammar", "hold", b"hold", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "refresh", b"refresh", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "closing_token_ids", b"closing_token_ids", "grammar", b"grammar", "hold", b"hold", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "refresh", b"refresh", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -845,6 +907,10 @@ class GenerateEvent(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    """That of the request."""
     @_builtins.property
     def prefilled(self) -> Global___Prefilled:
         """Once, with the first token."""
@@ -861,6 +927,8 @@ class GenerateEvent(_message.Message):
     def released(self) -> Global___Released:
         """The last event of a hold."""
 
+    @_builtins.property
+    def failed(self) -> _cache_pb2.CallFailure: ...
     def __init__(
         self,
         *,
@@ -869,12 +937,14 @@ class GenerateEvent(_message.Message):
         finished: Global___Finished | None = ...,
         held: Global___Held | None = ...,
         released: Global___Released | None = ...,
+        failed: _cache_pb2.CallFailure | None = ...,
+        call: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "held", b"held", "prefilled", b"prefilled", "released", b"released", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "failed", b"failed", "finished", b"finished", "held", b"held", "prefilled", b"prefilled", "released", b"released", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "held", b"held", "prefilled", b"prefilled", "released", b"released", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "event", b"event", "failed", b"failed", "finished", b"finished", "held", b"held", "prefilled", b"prefilled", "released", b"released", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["prefilled", "tokens", "finished", "held", "released"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["prefilled", "tokens", "finished", "held", "released", "failed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

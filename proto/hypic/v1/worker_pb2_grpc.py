@@ -49,10 +49,10 @@ class WorkerServiceStub:
                 request_serializer=hypic_dot_v1_dot_worker__pb2.FetchRequest.SerializeToString,
                 response_deserializer=hypic_dot_v1_dot_worker__pb2.Chunk.FromString,
                 _registered_method=True)
-        self.Generate = channel.unary_stream(
+        self.Generate = channel.stream_stream(
                 '/hypic.v1.WorkerService/Generate',
-                request_serializer=hypic_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=hypic_dot_v1_dot_worker__pb2.GenerateEvent.FromString,
+                request_serializer=hypic_dot_v1_dot_worker__pb2.GenerateOrders.SerializeToString,
+                response_deserializer=hypic_dot_v1_dot_worker__pb2.GenerateEvents.FromString,
                 _registered_method=True)
         self.Take = channel.unary_stream(
                 '/hypic.v1.WorkerService/Take',
@@ -100,8 +100,8 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Generate(self, request, context):
-        """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything.
+    def Generate(self, request_iterator, context):
+        """Combines the parts of prompts and decodes: all calls of one caller. Closing the stream cancels its calls and frees everything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,10 +154,10 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     request_deserializer=hypic_dot_v1_dot_worker__pb2.FetchRequest.FromString,
                     response_serializer=hypic_dot_v1_dot_worker__pb2.Chunk.SerializeToString,
             ),
-            'Generate': grpc.unary_stream_rpc_method_handler(
+            'Generate': grpc.stream_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=hypic_dot_v1_dot_worker__pb2.GenerateRequest.FromString,
-                    response_serializer=hypic_dot_v1_dot_worker__pb2.GenerateEvent.SerializeToString,
+                    request_deserializer=hypic_dot_v1_dot_worker__pb2.GenerateOrders.FromString,
+                    response_serializer=hypic_dot_v1_dot_worker__pb2.GenerateEvents.SerializeToString,
             ),
             'Take': grpc.unary_stream_rpc_method_handler(
                     servicer.Take,
@@ -272,7 +272,7 @@ class WorkerService:
             _registered_method=True)
 
     @staticmethod
-    def Generate(request,
+    def Generate(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -282,12 +282,12 @@ class WorkerService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/hypic.v1.WorkerService/Generate',
-            hypic_dot_v1_dot_worker__pb2.GenerateRequest.SerializeToString,
-            hypic_dot_v1_dot_worker__pb2.GenerateEvent.FromString,
+            hypic_dot_v1_dot_worker__pb2.GenerateOrders.SerializeToString,
+            hypic_dot_v1_dot_worker__pb2.GenerateEvents.FromString,
             options,
             channel_credentials,
             insecure,

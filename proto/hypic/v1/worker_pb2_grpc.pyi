@@ -37,8 +37,8 @@ class WorkerServiceStub:
     """Computes and publishes segment states. One event a segment, in the order in which they end."""
     Fetch: _grpc.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.Chunk]
     """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
-    Generate: _grpc.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateEvent]
-    """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
+    Generate: _grpc.StreamStreamMultiCallable[_worker_pb2.GenerateOrders, _worker_pb2.GenerateEvents]
+    """Combines the parts of prompts and decodes: all calls of one caller. Closing the stream cancels its calls and frees everything."""
     Take: _grpc.UnaryStreamMultiCallable[_worker_pb2.TakeRequest, _worker_pb2.Chunk]
     """A decode state that `Generate` holds for another engine, layer by layer, as `Fetch` sends segment states. The first call with
     a handle reads it, and nobody after that. Closing the stream cancels.
@@ -59,8 +59,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Computes and publishes segment states. One event a segment, in the order in which they end."""
     Fetch: _aio.UnaryStreamMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.Chunk]  # type: ignore[assignment]
     """The planes of one state, layer by layer, 1 MiB chunks: header, planes, receipt. Closing the stream cancels."""
-    Generate: _aio.UnaryStreamMultiCallable[_worker_pb2.GenerateRequest, _worker_pb2.GenerateEvent]  # type: ignore[assignment]
-    """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
+    Generate: _aio.StreamStreamMultiCallable[_worker_pb2.GenerateOrders, _worker_pb2.GenerateEvents]  # type: ignore[assignment]
+    """Combines the parts of prompts and decodes: all calls of one caller. Closing the stream cancels its calls and frees everything."""
     Take: _aio.UnaryStreamMultiCallable[_worker_pb2.TakeRequest, _worker_pb2.Chunk]  # type: ignore[assignment]
     """A decode state that `Generate` holds for another engine, layer by layer, as `Fetch` sends segment states. The first call with
     a handle reads it, and nobody after that. Closing the stream cancels.
@@ -100,10 +100,10 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Generate(
         self,
-        request: _worker_pb2.GenerateRequest,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.GenerateOrders],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_worker_pb2.GenerateEvent], _abc.AsyncIterator[_worker_pb2.GenerateEvent]]:
-        """Combines the parts of a prompt and decodes. Closing the stream cancels and frees everything."""
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.GenerateEvents], _abc.AsyncIterator[_worker_pb2.GenerateEvents]]:
+        """Combines the parts of prompts and decodes: all calls of one caller. Closing the stream cancels its calls and frees everything."""
 
     @_abc_1.abstractmethod
     def Take(

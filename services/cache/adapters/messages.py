@@ -109,7 +109,7 @@ def plan_message(call: int, reply: PlanReply) -> pb.PlanResponse:
 
 def plan_failure(call: int, error: HypicError) -> pb.PlanResponse:
     """The response to one plan of a stream that was not made."""
-    return pb.PlanResponse(call=call, failure=pb.PlanFailure(status=status_code(error), message=str(error)))
+    return pb.PlanResponse(call=call, failure=pb.CallFailure(status=status_code(error), message=str(error)))
 
 
 def _planned_message(entry: PlannedEntry) -> pb.PlannedEntry:

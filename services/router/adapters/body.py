@@ -23,7 +23,7 @@ async def read_json(request: Request, max_bytes: int) -> object:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise PromptError(f"the body is not valid JSON: {error}", param="body", code="invalid_json") from error
-    if b"\\ud" in body.lower():
+    if b"\\ud" in body or b"\\uD" in body:
         _refuse_lone_surrogates(value)
     return value
 

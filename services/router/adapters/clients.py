@@ -1,9 +1,10 @@
 """gRPC clients of the cache service and of a worker. Every call carries a deadline and the request's id."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -13,6 +14,7 @@ from services.common.errors import InternalError, UnavailableError, error_from_s
 from services.common.rpc import request_metadata
 from services.common.telemetry import new_request_id
 from services.router.adapters import messages
+from services.router.adapters.generate_stream import GenerateStream
 from services.router.adapters.plan_stream import PlanStream
 from services.router.adapters.releases import GatheredReleases
 from services.router.domain.plan import Ticket
@@ -95,6 +97,7 @@ class GrpcWorker:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        self._generations = GenerateStream(self._stub)
         # Streams under way, which `abort` ends.
         self._streams: set[grpc.aio.UnaryStreamCall[Any, Any]] = set()
         self._aborted: dict[grpc.aio.UnaryStreamCall[Any, Any], str] = {}
@@ -141,7 +144,8 @@ class GrpcWorker:
         )
 
     def abort(self, reason: str) -> None:
-        """End every stream under way with an `UnavailableError`."""
+        """End every stream and reply under way with an `UnavailableError`."""
+        self._generations.fail_all(reason)
         for stream in self._streams:
             self._aborted[stream] = reason
             stream.cancel()
@@ -174,22 +178,21 @@ class GrpcWorker:
 
     async def generate(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[GenerateEvent]:
         """See `Worker`."""
-        request = messages.generate_request(order)
-        call = self._stub.Generate(request, timeout=timeout_seconds, metadata=request_metadata())
-        async with aclosing(self._events(call)) as events:
-            async for event in events:
-                yield _known_event(event)
+        call = self._generations.begin(partial(messages.write_generate_request, order), timeout_seconds)
+        try:
+            while not call.has_ended:
+                yield _known(messages.generate_event, await call.next())
+        finally:
+            call.leave()
 
     async def hold(self, order: GenerateOrder, timeout_seconds: float) -> AsyncGenerator[HoldEvent]:
         """See `Worker`."""
-        request = messages.hold_request(order)
-        call = self._stub.Generate(request, timeout=timeout_seconds, metadata=request_metadata())
-        async with aclosing(self._events(call)) as events:
-            async for event in events:
-                try:
-                    yield messages.hold_event(event)
-                except (KeyError, ValueError) as error:
-                    raise InternalError(f"the worker sent an unknown value {error}") from error
+        call = self._generations.begin(partial(messages.write_hold_request, order), timeout_seconds)
+        try:
+            while not call.has_ended:
+                yield _known(messages.hold_event, await call.next())
+        finally:
+            call.leave()
 
     async def _events(self, call: "grpc.aio.UnaryStreamCall[Any, Event]") -> AsyncGenerator[Event]:
         """A stream's messages; the call ends with this generator."""
@@ -212,8 +215,8 @@ class GrpcWorker:
             call.cancel()
 
 
-def _known_event(event: worker_pb2.GenerateEvent) -> GenerateEvent:
+def _known(read: Callable[[worker_pb2.GenerateEvent], Event], event: worker_pb2.GenerateEvent) -> Event:
     try:
-        return messages.generate_event(event)
+        return read(event)
     except (KeyError, ValueError) as error:
         raise InternalError(f"the worker sent an unknown value {error}") from error

@@ -2,9 +2,10 @@
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -24,9 +25,8 @@ from services.router.adapters.parse import ParsedRequest, RequestParser
 from services.router.adapters.replies import ChatFormat, CompletionFormat, ReplyFormat, ReplyHead, WholeChoice
 from services.router.adapters.streaming import (
     DONE,
-    EventStream,
-    first_event,
     ignored_header,
+    open_stream,
     server_sent_event,
     until_disconnect,
 )
@@ -104,6 +104,10 @@ class HttpSurface:
         self._draining = draining
         self._door = door
 
+    def endpoints(self) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
+        """Those that generate, by path."""
+        return {"/v1/chat/completions": self.chat_completions, "/v1/completions": self.completions}
+
     def routes(self) -> APIRouter:
         """Where the endpoints stand."""
         routes = APIRouter()
@@ -167,9 +171,7 @@ class HttpSurface:
         headers = ignored_header(parsed.ignored_fields)
         if not parsed.is_stream:
             return JSONResponse(await until_disconnect(request, _collect(events, form)), headers=headers)
-        # The status line waits for the first event, so that a refusal is a status and not an event.
-        first = await until_disconnect(request, first_event(events))
-        return EventStream(_write_events(first, events, form), headers)
+        return await open_stream(request, events, partial(_write_events, form=form), headers)
 
 
 async def _collect(events: AsyncGenerator[CalledEvent], form: ReplyFormat) -> dict[str, object]:
@@ -265,8 +267,8 @@ def create_http_app(
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_request_spans())
     # They read their bodies themselves: the framework's reading of parameters would only take time. They stand among the
     # surface's routes too, for the OpenAPI document.
-    app.router.add_route("/v1/chat/completions", surface.chat_completions, methods=["POST"])
-    app.router.add_route("/v1/completions", surface.completions, methods=["POST"])
+    for path, endpoint in surface.endpoints().items():
+        app.router.add_route(path, endpoint, methods=["POST"])
     routes = surface.routes()
     _add_operations(routes, surface, has_metrics=has_metrics)
     app.include_router(routes)

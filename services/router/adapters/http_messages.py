@@ -1,6 +1,7 @@
 """Anthropic's Messages API over the same router."""
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -14,7 +15,7 @@ from services.router.adapters.http_errors import HttpError
 from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.openapi import describe
 from services.router.adapters.parse import ParsedRequest
-from services.router.adapters.streaming import EventStream, first_event, ignored_header, until_disconnect
+from services.router.adapters.streaming import ignored_header, open_stream, until_disconnect
 from services.router.calling import with_calls
 from services.router.domain.request import PromptError
 from services.router.domain.tenancy import Scope
@@ -79,9 +80,7 @@ class MessageSurface:
         headers = ignored_header(parsed.ignored_fields)
         if not parsed.is_stream:
             return JSONResponse(await until_disconnect(request, writer.whole(events)), headers=headers)
-        # The status line waits for the first event, so that a refusal is a status and not an event.
-        first = await until_disconnect(request, first_event(events))
-        return EventStream(writer.events(first, events, request_id), headers)
+        return await open_stream(request, events, partial(writer.events, request_id=request_id), headers)
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""

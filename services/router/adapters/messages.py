@@ -28,7 +28,7 @@ from services.router.domain.ports import (
     TokenLogprobs,
     Tokens,
 )
-from services.router.domain.request import Grammar, Namespace, Refresh, Sampling
+from services.router.domain.request import Namespace, Refresh, Sampling
 from services.router.domain.unmeasured import UNMEASURED
 from services.router.domain.workers import CaptureSpeed, CombineSpeed, Role, TransferSpeed, WorkerSpeeds
 
@@ -36,9 +36,7 @@ __all__ = [
     "capture_request",
     "capture_result",
     "generate_event",
-    "generate_request",
     "hold_event",
-    "hold_request",
     "keep_request",
     "model_info",
     "namespace_message",
@@ -46,6 +44,8 @@ __all__ = [
     "plan_request",
     "roles",
     "worker_speeds",
+    "write_generate_request",
+    "write_hold_request",
 ]
 
 _ENTRY_KINDS = {EntryKind.SEGMENT: cache_pb2.ENTRY_KIND_SEGMENT, EntryKind.PREFIX: cache_pb2.ENTRY_KIND_PREFIX}
@@ -195,36 +195,31 @@ def _ticket_ref(ticket: Ticket) -> worker_pb2.TicketRef:
     return worker_pb2.TicketRef(ticket_id=ticket.ticket_id, fence=ticket.fence)
 
 
-def generate_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
-    """The message that orders a reply."""
-    message = worker_pb2.GenerateRequest(
-        request_id=order.request_id,
-        lease_id=order.lease_id,
-        sampling=_sampling(order.sampling, order.stop_token_ids),
-        grammar=_grammar(order.sampling.grammar),
-        prefix_key=order.prefix_key,
-        snapshots=[
-            worker_pb2.SnapshotRequest(key=each.key, after_part=each.after_part, ticket=_ticket_ref(each.ticket))
-            for each in order.snapshots
-        ],
-        priority=order.priority,
-        refresh=_refresh(order.refresh),
-        closing_token_ids=order.closing_ids,
-    )
+def write_generate_request(order: GenerateOrder, message: worker_pb2.GenerateRequest) -> None:
+    """Fill in the message that orders a reply, in its place: what is handed over made is copied."""
+    message.request_id = order.request_id
+    message.lease_id = order.lease_id
+    message.prefix_key = order.prefix_key
+    message.priority = order.priority
+    message.closing_token_ids.extend(order.closing_ids)
+    _write_sampling(order.sampling, order.stop_token_ids, message.sampling)
+    if order.sampling.grammar is not None:
+        setattr(message.grammar, order.sampling.grammar.kind.value, order.sampling.grammar.source)
+    for each in order.snapshots:
+        message.snapshots.add(key=each.key, after_part=each.after_part, ticket=_ticket_ref(each.ticket))
+    _write_refresh(order.refresh, message)
     for part in order.parts:
         _add_part(message, part)
-    return message
 
 
 def _add_part(message: worker_pb2.GenerateRequest, part: PartOrder) -> None:
-    """In its place: what is handed over made is copied."""
-    added = message.parts.add(
-        serving=_SERVINGS[part.serving],
-        key=part.key,
-        capture=None if part.ticket is None else _ticket_ref(part.ticket),
-        sources=[worker_pb2.StateSource(worker_id=each.worker_id, address=each.address) for each in part.sources],
-        source_wait_seconds=part.source_wait_seconds,
-    )
+    added = message.parts.add(serving=_SERVINGS[part.serving], key=part.key)
+    if part.ticket is not None:
+        added.capture.CopyFrom(_ticket_ref(part.ticket))
+    if part.source_wait_seconds:
+        added.source_wait_seconds = part.source_wait_seconds
+    for each in part.sources:
+        added.sources.add(worker_id=each.worker_id, address=each.address)
     if part.serving is PartServing.LIVE or len(part.token_ids) > _MOST_KEPT_IDS:
         added.token_ids.extend(part.token_ids)
     else:
@@ -237,19 +232,19 @@ def _written_ids(token_ids: tuple[int, ...]) -> bytes:
     return worker_pb2.PromptPart(token_ids=token_ids).SerializeToString()
 
 
-def hold_request(order: GenerateOrder) -> worker_pb2.GenerateRequest:
-    """The message that orders a decode state."""
-    message = generate_request(order)
+def write_hold_request(order: GenerateOrder, message: worker_pb2.GenerateRequest) -> None:
+    """Fill in the message that orders a decode state."""
+    write_generate_request(order, message)
     message.hold.SetInParent()
-    return message
 
 
-def _refresh(refresh: Refresh) -> worker_pb2.Refresh | None:
+def _write_refresh(refresh: Refresh, message: worker_pb2.GenerateRequest) -> None:
     if refresh.is_none:
-        return None
+        return
     if refresh.blocks is None:
-        return worker_pb2.Refresh(budget_seconds=refresh.budget_seconds or 0.0)
-    return worker_pb2.Refresh(blocks=refresh.blocks)
+        message.refresh.budget_seconds = refresh.budget_seconds or 0.0
+    else:
+        message.refresh.blocks = refresh.blocks
 
 
 def keep_request(held_key: bytes, key: bytes, ticket: Ticket) -> worker_pb2.KeepRequest:
@@ -257,30 +252,23 @@ def keep_request(held_key: bytes, key: bytes, ticket: Ticket) -> worker_pb2.Keep
     return worker_pb2.KeepRequest(held_key=held_key, key=key, ticket=_ticket_ref(ticket))
 
 
-def _grammar(grammar: Grammar | None) -> worker_pb2.Grammar | None:
-    if grammar is None:
-        return None
-    message = worker_pb2.Grammar()
-    setattr(message, grammar.kind.value, grammar.source)
-    return message
-
-
-def _sampling(sampling: Sampling, stop_token_ids: tuple[int, ...]) -> worker_pb2.Sampling:
-    return worker_pb2.Sampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        max_tokens=sampling.max_tokens or 0,
-        stop_token_ids=stop_token_ids,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=[worker_pb2.TokenBias(token_id=token, bias=bias) for token, bias in sampling.logit_bias],
-        min_tokens=sampling.min_tokens,
-        logprobs=sampling.logprobs,
-    )
+def _write_sampling(sampling: Sampling, stop_token_ids: tuple[int, ...], message: worker_pb2.Sampling) -> None:
+    message.temperature = sampling.temperature
+    message.top_p = sampling.top_p
+    message.top_k = sampling.top_k
+    message.max_tokens = sampling.max_tokens or 0
+    message.stop_token_ids.extend(stop_token_ids)
+    message.min_p = sampling.min_p
+    message.presence_penalty = sampling.presence_penalty
+    message.frequency_penalty = sampling.frequency_penalty
+    message.repetition_penalty = sampling.repetition_penalty
+    message.min_tokens = sampling.min_tokens
+    for token, bias in sampling.logit_bias:
+        message.logit_bias.add(token_id=token, bias=bias)
+    if sampling.seed is not None:
+        message.seed = sampling.seed
+    if sampling.logprobs is not None:
+        message.logprobs = sampling.logprobs
 
 
 def generate_event(event: worker_pb2.GenerateEvent) -> GenerateEvent:

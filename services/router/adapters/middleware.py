@@ -17,7 +17,7 @@ from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.streaming import ClientGoneError
 from services.router.domain.errors import RouterError
 
-__all__ = ["HeadLimit", "RequestIds", "install_error_handlers"]
+__all__ = ["HeadLimit", "RequestIds", "error_response", "install_error_handlers", "is_expected"]
 
 _MAX_REQUEST_ID = 128
 # Where errors and request ids are as Anthropic's clients read them.
@@ -92,6 +92,18 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _handle_framework)
     app.add_exception_handler(ClientGoneError, _handle_gone)
     app.add_exception_handler(ClientDisconnect, _handle_gone)
+
+
+async def error_response(request: Request, error: Exception) -> Response:
+    """What the handlers answer to an error that an endpoint has raised."""
+    if isinstance(error, ClientGoneError | ClientDisconnect):
+        return await _handle_gone(request, error)
+    return await _handle(request, error)
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether an error is one of ours, or a client's end, and no fault of the code."""
+    return isinstance(error, HypicError | RouterError | ClientDisconnect)
 
 
 async def _handle(request: Request, error: Exception) -> Response:

@@ -93,7 +93,7 @@ class SheddingRouter:
         self._views = views
         self._policy = policy
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
         """The inner router's reply.
 
         Raises:
@@ -101,6 +101,4 @@ class SheddingRouter:
         """
         if too_much := shed(self._views(), self._policy):
             raise TooBusyError(too_much.reason, too_much.retry_after_seconds, "overloaded")
-        async with aclosing(self._inner.generate(request)) as events:
-            async for event in events:
-                yield event
+        return self._inner.generate(request)

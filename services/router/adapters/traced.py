@@ -3,6 +3,8 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from opentelemetry.trace import Span
+
 from services.common.tracing import current_span
 from services.router.adapters.metrics import Generator
 from services.router.domain.request import ChatPrompt, GenerationRequest
@@ -17,9 +19,12 @@ class TracedRouter:
     def __init__(self, inner: Generator) -> None:
         self._inner = inner
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
         """The inner router's reply."""
         span = current_span()
+        return self._describe(request, span) if span.is_recording() else self._inner.generate(request)
+
+    async def _describe(self, request: GenerationRequest, span: Span) -> AsyncGenerator[ReplyEvent]:
         is_chat = isinstance(request.prompt, ChatPrompt)
         span.set_attribute("gen_ai.operation.name", "chat" if is_chat else "text_completion")
         span.set_attribute("gen_ai.request.model", request.model)

@@ -1,5 +1,6 @@
 """How each part of a prompt is to be served: plain data, and the pure steps from a draft to the final plan."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -161,16 +162,12 @@ def draft(prompt: Prompt, profile: Profile, reuse: Reuse) -> Plan:
         )
         if is_segment:
             seen.add(content)
+    alike: defaultdict[bytes, list[Part]] = defaultdict(list)
+    for part, content in zip(prompt.parts, hashes, strict=True):
+        alike[content].append(part)
     prefixes = prefix_entries(prompt, hashes, profile.min_body, reuse)
     segments = tuple(
-        CacheEntry(
-            EntryKind.SEGMENT,
-            each.content_hash,
-            each.part.num_tokens,
-            documents_of(
-                part for part, content in zip(prompt.parts, hashes, strict=True) if content == each.content_hash
-            ),
-        )
+        CacheEntry(EntryKind.SEGMENT, each.content_hash, each.part.num_tokens, documents_of(alike[each.content_hash]))
         for each in parts
         if reuse is Reuse.COMPOSE and each.part.kind is PartKind.SEGMENT and not each.repeats
     )
@@ -190,10 +187,11 @@ def settle_prefix(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
     )
     is_elsewhere = any(outcome.served is Served.PENDING for _, outcome in wanted) and not snapshots
     uncovered = Reason.COMPUTED_ELSEWHERE if is_elsewhere else Reason.FIRST_USE
+    num_asked = _num_asked(plan)
     parts = [
         _settle_covered(each, outcomes[hit.content_hash])
         if hit and index < covered
-        else _explain_uncovered(each, uncovered if index < _num_asked(plan) else Reason.TOO_SHORT)
+        else _explain_uncovered(each, uncovered if index < num_asked else Reason.TOO_SHORT)
         for index, each in enumerate(plan.parts)
     ]
     found = outcomes[hit.content_hash] if hit else None
@@ -215,17 +213,22 @@ def settle_segments(plan: Plan, outcomes: Mapping[bytes, Outcome]) -> Plan:
             return each
         if each.served is Served.PREFIX:
             return replace(each, beneath=outcome if outcome.served is Served.HIT else None)
-        is_first_answer = each.first is Served.LIVE
-        return replace(
-            each,
-            served=outcome.served,
-            first=outcome.served if is_first_answer else each.first,
-            reason=_segment_reason(each, outcome),
-            key=outcome.key,
-            tier=outcome.tier,
-            ticket=outcome.ticket,
-            owner_seconds=outcome.owner_seconds,
-            holders=outcome.holders,
+        # Written out: `replace` takes longer than all else here.
+        return PartPlan(
+            each.part,
+            each.content_hash,
+            outcome.served,
+            outcome.served if each.first is Served.LIVE else each.first,
+            _segment_reason(each, outcome),
+            outcome.key,
+            outcome.tier,
+            outcome.ticket,
+            outcome.owner_seconds,
+            each.repeats,
+            each.captured,
+            each.failure,
+            outcome.holders,
+            each.beneath,
         )
 
     return replace(plan, parts=tuple(map(settle, plan.parts)))
@@ -267,7 +270,13 @@ def _segment_reason(each: PartPlan, outcome: Outcome) -> Reason | None:
 
 def serve_live(plan: Plan, choose: Callable[[PartPlan], bool], reason: Reason) -> Plan:
     """Compute the chosen parts in place, for this reason."""
-    parts = [replace(each, served=Served.LIVE, reason=reason) if choose(each) else each for each in plan.parts]
+    chosen = [choose(each) for each in plan.parts]
+    if not any(chosen):
+        return plan
+    parts = (
+        replace(each, served=Served.LIVE, reason=reason) if is_chosen else each
+        for each, is_chosen in zip(plan.parts, chosen, strict=True)
+    )
     return replace(plan, parts=tuple(parts))
 
 

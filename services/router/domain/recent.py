@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.router.domain.explain import Explanation, PartExplanation, Seconds, Usage
 
@@ -71,4 +71,22 @@ class RecentRequests:
 
 
 def _without_text(part: PartExplanation) -> PartExplanation:
-    return replace(part, title="") if part.title else part
+    if not part.title:
+        return part
+    # Written out: `replace` takes several times as long, for each part of each request.
+    return PartExplanation(
+        part.kind,
+        part.document_id,
+        "",
+        part.tokens,
+        part.planned,
+        part.served,
+        part.live_tokens,
+        part.captured_tokens,
+        part.reused_tokens,
+        part.tier,
+        part.reason,
+        part.capture,
+        part.fetch,
+        part.refreshed_tokens,
+    )

@@ -18,6 +18,8 @@ UNMEASURED = WorkerSpeeds(
 
 def assume_speeds(views: Sequence[WorkerView]) -> tuple[WorkerView, ...]:
     """Views in which every worker has speeds: those that are 0 become the quickest that another one has measured."""
+    if all(_is_measured(view.speeds) for view in views):
+        return tuple(views)
     captures = [view.speeds.capture for view in views if view.speeds.capture.token_seconds > 0]
     combines = [view.speeds.combine for view in views if view.speeds.combine.token_seconds > 0]
     # A combine's tokens say something of a capture's, and the other way round, before either is measured.

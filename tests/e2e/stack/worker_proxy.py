@@ -14,7 +14,8 @@ from services.common.rpc import create_channel
 __all__ = ["Fault", "WorkerProxy"]
 
 _SERVICE = "/hypic.v1.WorkerService/"
-_STREAMS = ("Describe", "Capture", "Fetch", "Generate")
+_STREAMS = ("Describe", "Capture", "Fetch")
+_BOTH_WAYS = "Generate"
 _CALLS = ("Drop", "Report")
 
 
@@ -90,11 +91,16 @@ class WorkerProxy(grpc.GenericRpcHandler):
         name = method.removeprefix(_SERVICE)
         if name in _STREAMS:
             return grpc.unary_stream_rpc_method_handler(self._stream(method, name))
+        if name == _BOTH_WAYS:
+            return grpc.stream_stream_rpc_method_handler(self._stream(method, name))
         return grpc.unary_unary_rpc_method_handler(self._unary(method)) if name in _CALLS else None
 
-    def _stream(self, method: str, name: str) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
-        async def handle(request: bytes, context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
-            stub: Any = self._channel.unary_stream(method)
+    def _stream(self, method: str, name: str) -> Callable[[Any, Any], AsyncIterator[bytes]]:
+        """request: bytes, or an iterator of them."""
+
+        async def handle(request: Any, context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
+            kind = self._channel.stream_stream if name == _BOTH_WAYS else self._channel.unary_stream
+            stub: Any = kind(method)
             call = stub(request, timeout=context.time_remaining(), metadata=context.invocation_metadata())
             index = 0
             try:

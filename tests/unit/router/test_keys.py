@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from starlette.types import ASGIApp, Message
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
@@ -147,12 +148,26 @@ def test_loopback_needs_no_keys(host: str) -> None:
     assert RouterSettings.from_environment(host=host).api_keys_file is None
 
 
+async def _start_and_end(app: ASGIApp) -> None:
+    """As a server does."""
+    told = iter(["lifespan.startup", "lifespan.shutdown"])
+    heard: list[str] = []
+
+    async def receive() -> Message:
+        return {"type": next(told)}
+
+    async def send(message: Message) -> None:
+        heard.append(message["type"])
+
+    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert heard == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
 @pytest.mark.parametrize(("api_key", "events"), [("", ["authentication_is_off"]), ("hypic-a-secret", [])])
 async def test_a_router_without_keys_says_so(api_key: str, events: list[str]) -> None:
     with capture_logs() as logs:
         app = create_app(RouterSettings.from_environment(api_key=api_key), Draining())
-        async with app.router.lifespan_context(app):
-            pass
+        await _start_and_end(app)
     assert [log["event"] for log in logs if log["event"].startswith("authentication")] == events
     assert "a-secret" not in repr(logs)
 

@@ -1,6 +1,7 @@
 """What becomes of sampled requests: one at a time, never for long, and nothing of them stays."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -127,6 +128,29 @@ async def test_one_runs_at_a_time_few_wait_and_the_rest_is_dropped() -> None:
     await rig.until(lambda: len(rig.metrics.outcomes) == 5)
     assert rig.inner.most == 1
     assert rig.metrics.outcomes[2:] == [SampleOutcome.COMPARED] * 3
+
+
+async def test_a_comparison_that_fails_keeps_nothing_of_its_request() -> None:
+    """Not even until the collector comes."""
+    rig = Rig()
+    text = "what only this test asks"
+
+    async def fail(_request: GenerationRequest) -> AsyncGenerator[ReplyEvent]:
+        raise InternalError("broken")
+        yield Delta("")
+
+    shadows = Shadows(fail, rig.quiet, rig.guard, ShadowPolicy(1, 2, 20.0, 1))
+    gc.collect()
+    gc.disable()
+    try:
+        shadows.add(ShadowSubject(replace(REQUEST, prompt=TextPrompt((text,))), "other", VERSION))
+        await rig.until(lambda: rig.metrics.outcomes)
+        await rig.until(
+            lambda: not [each for each in gc.get_objects() if type(each) is TextPrompt and text in each.pieces]
+        )
+    finally:
+        gc.enable()
+    assert rig.metrics.outcomes == [SampleOutcome.FAILED]
 
 
 @pytest.mark.parametrize(

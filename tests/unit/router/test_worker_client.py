@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 
 import grpc
@@ -10,8 +10,10 @@ from hypic.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common.rpc import HealthSwitch, create_server, worker_channel
 from services.router.adapters.clients import GrpcWorker
+from services.router.adapters.generate_stream import GenerateCall
 from services.router.domain.ports import Finished, GenerateOrder, PartOrder, PartServing
 from services.router.domain.request import Sampling
+from services.worker.adapters.generate_streams import GenerateStreams
 
 NUM_CALLS = 20
 IDS = tuple(range(100))
@@ -34,9 +36,14 @@ class Replier(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Generate(  # noqa: N802 # the name is the protocol's
         self,
-        request: worker_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.GenerateRequest, worker_pb2.GenerateEvent],
-    ) -> AsyncGenerator[worker_pb2.GenerateEvent]:
+        request_iterator: AsyncIterable[worker_pb2.GenerateOrders],
+        context: grpc.aio.ServicerContext[worker_pb2.GenerateOrders, worker_pb2.GenerateEvents],
+    ) -> AsyncGenerator[worker_pb2.GenerateEvents]:
+        async with aclosing(GenerateStreams(self._reply).serve(request_iterator)) as messages:
+            async for message in messages:
+                yield message
+
+    async def _reply(self, request: worker_pb2.GenerateRequest) -> AsyncGenerator[worker_pb2.GenerateEvent]:
         self.parts = [(tuple(part.token_ids), part.serving, part.key) for part in request.parts]
         yield worker_pb2.GenerateEvent(tokens=worker_pb2.Tokens(token_ids=[1]))
         yield worker_pb2.GenerateEvent(finished=worker_pb2.Finished(reason=worker_pb2.FINISH_REASON_STOP))
@@ -50,7 +57,7 @@ async def reply(worker: GrpcWorker) -> None:
 
 
 def num_calls_alive() -> int:
-    return sum(type(each).__name__ == "UnaryStreamCall" for each in gc.get_objects())
+    return sum(type(each) is GenerateCall for each in gc.get_objects())
 
 
 async def test_a_reply_that_has_ended_is_freed_without_the_collector() -> None:
