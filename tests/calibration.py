@@ -51,6 +51,7 @@ def make_card(revision: str = REVISION, profile: Profile | None = None, **change
             document_tokens=800.0,
         ),
         "tokens": 8,
+        "cut": 0.6,
         "rule": "loss at most 0.05 nats",
         "chosen": chosen,
         "full_seconds": 0.5,

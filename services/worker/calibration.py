@@ -32,7 +32,7 @@ __all__ = [
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 _Seconds = Annotated[float, Field(ge=0.0)]
-_Nats = Annotated[float, Field(ge=-1e-3)]
+_Nats = Annotated[float, Field(ge=0.0)]
 _Text = Annotated[str, Field(min_length=1, max_length=500)]
 
 
@@ -45,7 +45,7 @@ class _Part(BaseModel):
 
 
 class Estimate(_Part):
-    """A mean over prompts with its 95 % interval."""
+    """A mean over prompts with its interval of 95 %, which reckons with one more prompt at the card's cut."""
 
     value: _Nats
     low: _Nats
@@ -115,7 +115,9 @@ class CardSetting(_Part):
 
 
 class CalibrationCard(_Part):
-    """The whole card. tokens: how many of a reply are compared; full_seconds: predicted for a full recompute."""
+    """The whole card. tokens: how many of a reply are compared; cut: nats that a prompt counts with at most where the upper end
+    of an interval reckons with prompts not asked; full_seconds: predicted for a full recompute.
+    """
 
     version: Literal[1]
     model: CardModel
@@ -123,6 +125,7 @@ class CalibrationCard(_Part):
     profile: dict[str, str | int | float]
     prompts: CardPrompts
     tokens: Annotated[int, Field(ge=1)]
+    cut: Annotated[float, Field(gt=0.0)]
     rule: _Text
     chosen: CardSetting
     full_seconds: _Seconds | None
