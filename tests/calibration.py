@@ -29,6 +29,7 @@ def make_card(revision: str = REVISION, profile: Profile | None = None, **change
         seam_window_max=served.seam_window_max,
         refresh=0,
         encoding="S float32, T float32",
+        prompts=40,
         live_share=0.25,
         kl=Estimate(value=0.02, low=0.01, high=0.04),
         first_kl=Estimate(value=0.03, low=0.01, high=0.05),

@@ -28,6 +28,7 @@ def card_setting(measured: Measured, *, on_front: bool, state_bytes: int | None 
         seam_window_max=setting.seam_window.most,
         refresh=refresh_blocks(setting),
         encoding=encoding_name(setting.encoding),
+        prompts=measured.prompts,
         live_share=measured.live_share,
         kl=_estimate(measured.kl),
         first_kl=_estimate(measured.first_kl),
@@ -110,6 +111,8 @@ def card_text(card: CalibrationCard) -> str:
         *(setting_line(own, card.full_seconds) for own in card.settings if own.state_bytes is None),
         *_encodings(card),
         "",
+        "![divergence against cost](front.png)",
+        "",
         f"Card `{card.digest[:12]}`; what programs read stands in `calibration.json`.",
     ]
     return "\n".join(lines) + "\n"
@@ -146,10 +149,10 @@ def _encodings(card: CalibrationCard) -> list[str]:
         "",
         "Encodings of transitions and end states, under what was chosen:",
         "",
-        "| encoding | linear layers of a segment | KL, nats a token | same beginning |",
-        f"| --- |{' ---: |' * 3}",
+        "| encoding | linear layers of a segment | prompts | KL, nats a token | same beginning |",
+        f"| --- |{' ---: |' * 4}",
         *(
-            f"| {own.encoding} | {(own.state_bytes or 0) / 2**20:.2f} MiB | {_interval(own.kl)} |"
+            f"| {own.encoding} | {(own.state_bytes or 0) / 2**20:.2f} MiB | {own.prompts} | {_interval(own.kl)} |"
             f" {100 * own.agreement.value:.0f} % |"
             for own in rows
         ),

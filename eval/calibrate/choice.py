@@ -16,7 +16,7 @@ CUT_LOSSES = 12
 class Measured:
     """One setting on all prompts. kl, first_kl: nats a token; agreement: share of prompts; seconds: None where not predicted.
 
-    live_share: of document tokens, 0 to 1.
+    live_share: of document tokens, 0 to 1; prompts: how many were asked.
     """
 
     setting: Setting
@@ -25,6 +25,7 @@ class Measured:
     first_kl: Interval
     agreement: Interval
     seconds: float | None = None
+    prompts: int = 1
 
     @property
     def cost(self) -> float:

@@ -3,6 +3,8 @@
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -87,23 +89,35 @@ def calibrate(  # noqa: PLR0913 # one parameter an option
         settings = _worker_settings(checkpoint, profile, device, dtype)
         folder = out or Path("calibration") / checkpoint.resolve().name
         _make_folder(folder)
-        torch.set_num_threads(threads)
-        # Strong decays leave many denormal numbers, which slow matrix products down.
-        torch.set_flush_denormal(True)
         command = shlex.join(["hypic", "calibrate", *_without_folders(sys.argv[2:])])
         options = CalibrationOptions(settings, prompts, system, rule, tokens, seconds, folder, command)
-        done = Calibration(options, _ProgressLines()).run()
+        with _on_threads(threads):
+            done = Calibration(options, _ProgressLines()).run()
     except (EvaluationError, LiveEvaluationError, SettingsError, WorkerError, RouterError, OSError) as error:
         typer.echo(f"hypic calibrate: {error}", err=True)
         raise typer.Exit(2) from error
-    except MemoryError as error:
-        typer.echo(f"hypic calibrate: {error or 'memory is used up'}; shorten the longest prompts", err=True)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        fault = (str(error) or "memory is used up").splitlines()[0]
+        typer.echo(f"hypic calibrate: {fault}; leave out the longest prompts", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         typer.echo("hypic calibrate: interrupted; what was measured is kept, run it again to go on", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     typer.echo("\n".join(_report(done, rule, folder)))
     raise typer.Exit(1 if done.card is None else 0)
+
+
+@contextmanager
+def _on_threads(threads: int) -> Iterator[None]:
+    """Denormal numbers count as 0: strong decays leave many, and they slow matrix products down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(before)
 
 
 def _rule(loss: float | None, live_share: float | None, *, keep: bool) -> Rule:

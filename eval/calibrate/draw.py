@@ -14,14 +14,12 @@ def draw_front(measured: Sequence[Measured], chosen: Measured, path: Path) -> No
     Raises:
         ModuleNotFoundError: matplotlib is missing.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     timed = chosen.seconds is not None
     factor = 1000 if timed else 100
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
     for prime in dict.fromkeys(own.setting.prime for own in measured):
         own = [each for each in measured if each.setting.prime is prime]
         plain = sorted((each for each in own if each.setting.refresh is None), key=lambda each: each.cost)
@@ -60,4 +58,3 @@ def draw_front(measured: Sequence[Measured], chosen: Measured, path: Path) -> No
     )
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)

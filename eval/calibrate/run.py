@@ -33,7 +33,7 @@ __all__ = ["USUAL_NATS", "Calibrated", "Calibration", "CalibrationOptions"]
 PROFILE_FILE, TEXT_FILE, PICTURE_FILE = "profile.toml", "calibration.md", "front.png"
 _OUTCOME_FILE = "outcomes.jsonl"
 # The rest is for the encodings of what is chosen.
-_GRID_SHARE = 0.85
+_GRID_SHARE = 0.75
 _COST_SHARE = 0.03
 # Where no loss is given.
 USUAL_NATS = 0.05

@@ -81,6 +81,7 @@ def _measured(setting: Setting, outcomes: Sequence[Outcome], seconds: float | No
         first_kl=guarded_interval([own.first_divergence for own in scores], cut),
         agreement=Interval(1.0 - differing.value, 1.0 - differing.high, 1.0 - differing.low),
         seconds=seconds,
+        prompts=len(outcomes),
     )
 
 

@@ -90,7 +90,7 @@ class MeasuredCost(_Part):
 
 
 class CardSetting(_Part):
-    """One setting on all prompts asked.
+    """One setting on `prompts` prompts: all that the card speaks of, or fewer where encodings were compared in less time.
 
     live_share: of document tokens that run through the model; kl: nats a token from a full recompute's distribution, the
     mean over the first tokens of its reply; first_kl: of the first token; agreement: share of prompts whose first tokens
@@ -105,6 +105,7 @@ class CardSetting(_Part):
     seam_window_max: Annotated[int, Field(ge=0)]
     refresh: Annotated[int, Field(ge=0)]
     encoding: _Text
+    prompts: Annotated[int, Field(ge=1)]
     live_share: _Share
     kl: Estimate
     first_kl: Estimate

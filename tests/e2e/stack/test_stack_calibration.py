@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from demo.client import calibration_line
 from services.worker.calibration import load_card
 from tests.e2e.stack.served import ServedStack
 
@@ -22,7 +23,9 @@ def test_the_demo_model_is_served_with_the_card_that_was_measured(stack: ServedS
     loss = told["loss"]
     assert isinstance(loss, dict)
     assert loss["kl_nats"] == card.chosen.kl.model_dump()
+    assert calibration_line(stack.base_url).startswith(f"calibrated on {card.prompts.asked} prompts of prompts.jsonl: ")
 
 
 def test_a_model_without_a_card_is_uncalibrated(fragile: ServedStack) -> None:
+    assert calibration_line(fragile.base_url) == "uncalibrated: no calibration card"
     assert _told(fragile) == {"status": "uncalibrated", "reason": "no calibration card"}

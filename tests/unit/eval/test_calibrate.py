@@ -15,6 +15,7 @@ from eval.calibrate.prompts import chat_reader, read_primes
 from eval.calibrate.run import Calibration
 from eval.checks import EvaluationError
 from eval.settings import Prime
+from services.cli.main import app as hypic
 from services.cli.one_prompt import OnePrompt, PromptText
 from services.router.domain.parts import PartKind
 from services.worker.adapters.served_model import read_served_model
@@ -258,6 +259,13 @@ def test_an_interruption_keeps_what_was_measured(
     result = run(checkpoint, "--prompts", prompts, "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert "run it again to go on" in result.output
+
+
+def test_it_is_a_command_of_hypic(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["calibrate", str(checkpoint), "--prompts", str(tmp_path / "gone.jsonl"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(hypic, words)
+    assert result.exit_code == 2
+    assert f"hypic calibrate: {tmp_path / 'gone.jsonl'}: not readable" in result.output
 
 
 def test_the_shipped_example_is_what_the_generator_makes() -> None:
