@@ -74,10 +74,10 @@ def calibration_line(base_url: str) -> str:
     if calibration["status"] != "calibrated":
         return f"{calibration['status']}: {calibration['reason']}"
     kl, prompts = calibration["loss"]["kl_nats"], calibration["prompts"]
+    alike = calibration["loss"]["agreement"]["value"]
     return (
         f"calibrated on {prompts['asked']} prompts of {prompts['file']}: composing moves the first {calibration['tokens']} tokens"
-        f" by {kl['value']:.3f} nats each (at most {kl['high']:.3f}),\n{100 * calibration['loss']['agreement']['value']:.0f} % of"
-        " replies begin alike"
+        f" by {kl['value']:.3f} nats each (95 %: up to {kl['high']:.3f}),\n{100 * alike:.0f} % of replies begin alike"
     )
 
 
