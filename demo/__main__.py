@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from demo.client import Reply, ask
+from demo.client import Reply, ask, calibration_line
 from demo.scenario import QUESTIONS, DemoRequest, Scenario, load_scenario
 from services.cli.supervisor import Stack, StackOptions, StackStartError
 
@@ -40,7 +40,8 @@ async def _show(console: Console, model: str) -> int:
 
 
 def _ask_all(console: Console, stack: Stack, scenario: Scenario) -> int:
-    console.print(f"\n{len(scenario.documents)} documents, {stack.model_name} model, {stack.base_url}\n")
+    console.print(f"\n{len(scenario.documents)} documents, {stack.model_name} model, {stack.base_url}")
+    console.print(f"{calibration_line(stack.base_url)}\n")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("request", no_wrap=True)
     table.add_column("question and answer", overflow="fold")

@@ -11,7 +11,7 @@ import httpx2
 
 from demo.scenario import DemoRequest
 
-__all__ = ["Reply", "ask"]
+__all__ = ["Reply", "ask", "calibration_line"]
 
 _TIMEOUT_SECONDS = 300.0
 
@@ -60,6 +60,24 @@ def ask(base_url: str, model: str, system: str, request: DemoRequest) -> Reply:
         prompt_tokens=last["usage"]["prompt_tokens"],
         reused_tokens=last["usage"]["prompt_tokens_details"]["cached_tokens"],
         documents=Counter(part["served"] for part in last["hypic"]["parts"] if part["kind"] == "segment"),
+    )
+
+
+def calibration_line(base_url: str) -> str:
+    """What the stack says of its model's loss.
+
+    Raises:
+        httpx2.HTTPError: it does not answer.
+    """
+    told = httpx2.get(f"{base_url}/v1/models", timeout=_TIMEOUT_SECONDS).raise_for_status().json()
+    calibration = told["data"][0]["calibration"]
+    if calibration["status"] != "calibrated":
+        return f"{calibration['status']}: {calibration['reason']}"
+    kl, prompts = calibration["loss"]["kl_nats"], calibration["prompts"]
+    alike = calibration["loss"]["agreement"]["value"]
+    return (
+        f"calibrated on {prompts['asked']} prompts of {prompts['file']}: composing moves the first {calibration['tokens']} tokens"
+        f" by {kl['value']:.3f} nats each (95 %: up to {kl['high']:.3f}),\n{100 * alike:.0f} % of replies begin alike"
     )
 
 

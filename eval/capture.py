@@ -174,7 +174,7 @@ def _collect(rows: tuple[int, ...], tile: Sequence[_Running]) -> _Interval:
         begin = torch.stack([carry.seam_state for carry in carries if carry.seam_state is not None])
         end = torch.stack([carry.state for carry in carries])
         transitions.append(transition)
-        end_states.append(end - transition @ begin)
+        end_states.append(end - _apply(transition, begin))
         tails.append(torch.stack([carry.tail for carry in carries]))
     return _Interval(rows, tuple(transitions), tuple(end_states), tuple(tails))
 
@@ -241,8 +241,8 @@ def _suffixes(intervals: Sequence[_Interval], counts: Sequence[int], layer: int)
         if later:
             behind = torch.stack([carried[rows[index]].transition for index in later])
             written = torch.stack([carried[rows[index]].end_state for index in later])
-            end_state[later] = behind @ end_state[later] + written
-            transition[later] = behind @ transition[later]
+            end_state[later] = _apply(behind, end_state[later]) + written
+            transition[later] = _apply(behind, transition[later])
             tail[later] = torch.stack([carried[rows[index]].tail for index in later])
         # Of no body yet: the caller knows the decays.
         bound = transition.new_empty(0)
@@ -250,6 +250,11 @@ def _suffixes(intervals: Sequence[_Interval], counts: Sequence[int], layer: int)
             carried[row] = LinearPlane(transition[index], end_state[index], tail[index], bound)
             composed.append((row, order, carried[row]))
     return composed
+
+
+def _apply(transition: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """`T S`; a transition of one number a head or channel, `[…, K or 1, 1]`, scales."""
+    return transition @ state if transition.shape[-1] > 1 else transition * state
 
 
 def _cumulative(log_decays: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.results import ResultFile, read_results
 from eval.budget import budget_table
+from eval.calibrate.table import family_table
 from eval.comparison import ALL_TYPES, differences_path
 from eval.passage_table import passage_table
 from eval.presets import Preset, settings_of
@@ -23,6 +24,7 @@ SWEEP = ROOT / "eval" / "results" / "demo_sweep.json"
 PASSAGES = ROOT / "eval" / "results" / "smollm2.json"
 FAILURES = ROOT / "eval" / "results" / "demo_failures.json"
 BUDGET = ROOT / "eval" / "results" / "quality_budget.json"
+CALIBRATED = (ROOT / "models" / "demo",)
 ORACLE = ROOT / "eval" / "results" / "oracle.json"
 _BLOCK = re.compile(r"(<!-- quality: (?P<table>\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _STANDARD = "set standard"
@@ -187,6 +189,7 @@ _TABLES: Mapping[str, Callable[[_Stored], list[str]]] = {
     "oracle": _oracle,
     "budget": lambda _: budget_table(read_results(BUDGET)),
     "passages": lambda stored: passage_table(stored.passages),
+    "families": lambda _: family_table(CALIBRATED),
 }
 
 

@@ -18,6 +18,7 @@ from eval.scoring import Outcome
 from eval.settings import Setting, encoding_name
 from eval.statistics import Interval, mean_interval
 from services.blob.encodings import EXACT, Precision, StateEncoding, encode, encode_tail
+from services.worker.engine.seam import SeamWindow
 from services.worker.models.spec import ModelSpec
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "encoding_rows",
     "encoding_settings",
     "measure_decays",
+    "segment_decays",
     "stored_linear_bytes",
 ]
 
@@ -100,11 +102,20 @@ def measure_decays(checkpoint: Path, sets: Sequence[QuestionSet]) -> torch.Tenso
     """What every head of every linear layer keeps over bodies of some questions' documents, without a prime: `[n]`."""
     prompts = islice(load_prompts(checkpoint, sets), _PROMPTS_OF_DECAYS)
     documents = [document for own in prompts for document in own.prompt.documents]
-    window = DEFAULT_SETTING.seam_window
     rig = Rig(checkpoint, "cpu", sum(len(document) for document in documents) + 16 * len(documents), 1)
+    return segment_decays(rig, documents, DEFAULT_SETTING.seam_window)
+
+
+@torch.inference_mode()
+def segment_decays(rig: Rig, documents: Sequence[tuple[int, ...]], window: SeamWindow) -> torch.Tensor:
+    """What every head of every linear layer keeps over the documents' bodies, without a prime: `[n]`; none where none has one.
+
+    Raises:
+        MemoryError: the rig's arena is used up.
+    """
     captured = capture_segments(rig, documents, [None] * len(documents), CapturePlan((window,)))
     bodies = [own.planes.get((window.tokens(len(own.token_ids)), len(own.token_ids)), ()) for own in captured]
-    return torch.cat([plane.decay for planes in bodies for plane in planes])
+    return torch.cat([torch.empty(0, device=rig.device), *(plane.decay for planes in bodies for plane in planes)]).cpu()
 
 
 def stored_linear_bytes(encoding: StateEncoding, spec: ModelSpec, decays: torch.Tensor) -> int:

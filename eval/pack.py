@@ -1,7 +1,9 @@
 """One pack of questions under all settings: captures once a prime, the reference once, settings in batches."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -25,6 +27,7 @@ __all__ = ["BatchLimits", "NumberedPrompt", "PackRunner"]
 _COMPARED_PRIMES = (Prime.START, Prime.DOCUMENT)
 
 Captures = dict[Prime, list[list[CapturedSegment]]]
+PassWatcher = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,9 @@ class _Pack:
 
 
 class PackRunner:
-    """Runs packs on one rig. fixed_primes: token ids of the primes that do not depend on the prompt."""
+    """Runs packs on one rig. fixed_primes: token ids of the primes that do not depend on the prompt; watch: told of every pass
+    behind which logits stand how many live tokens and seconds it took.
+    """
 
     def __init__(
         self,
@@ -83,12 +88,14 @@ class PackRunner:
         settings: Sequence[Setting],
         fixed_primes: Mapping[Prime, tuple[int, ...]],
         limits: BatchLimits,
+        watch: PassWatcher | None = None,
     ) -> None:
         self._rig = rig
         self._reader = reader
         self._settings = [setting for setting in settings if setting.mode is not Mode.OFF]
         self._fixed_primes = fixed_primes
         self._limits = limits
+        self._watch = watch
 
     @torch.inference_mode()
     def run(self, prompts: Sequence[NumberedPrompt]) -> list[Outcome]:
@@ -104,7 +111,7 @@ class PackRunner:
         jobs = [_Job(row, setting) for setting in self._settings for row in range(len(prompts))]
         for batch_jobs, layouts in self._batches(pack, jobs):
             batch = PromptBatch(self._rig, layouts)
-            logits = self._combine(pack, batch_jobs, batch)
+            logits = self._timed(layouts, partial(self._combine, pack, batch_jobs, batch))
             scores = score_batch(
                 self._reader,
                 [prompts[job.row].prompt for job in batch_jobs],
@@ -159,7 +166,7 @@ class PackRunner:
         setting = Setting(Mode.OFF)
         for jobs, layouts in self._batches(pack, [_Job(row, setting) for row in range(len(pack.prompts))]):
             batch = PromptBatch(self._rig, layouts)
-            logits = batch.combine()
+            logits = self._timed(layouts, batch.combine)
             own_prompts = [pack.prompts[job.row] for job in jobs]
             texts = [own.prompt for own in own_prompts]
             references = find_references(self._reader, texts, batch, logits)
@@ -208,6 +215,20 @@ class PackRunner:
             return logits
         prompts = [pack.prompts[job.row].prompt for job in jobs]
         return batch.advance([[*(t for d in own.documents for t in d), *own.closing] for own in prompts])
+
+    def _timed(self, layouts: Sequence[Layout], run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if self._watch is None:
+            return run()
+        self._wait_for_device()
+        began = time.perf_counter()
+        logits = run()
+        self._wait_for_device()
+        self._watch(sum(len(layout.token_ids) for layout in layouts), time.perf_counter() - began)
+        return logits
+
+    def _wait_for_device(self) -> None:
+        if self._rig.device.type == "cuda":
+            torch.cuda.synchronize(self._rig.device)
 
     def _batches(self, pack: _Pack, jobs: Sequence[_Job]) -> Iterator[tuple[list[_Job], list[Layout]]]:
         """Jobs with their layouts, as many at once as the limits allow; `exact` keeps to itself."""

@@ -3,23 +3,21 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from eval.chat_prompts import ChatReader
 from eval.checks import EvaluationError
 from eval.prompts import EvalPrompt
 from services.cli.one_prompt import describe_model
-from services.router.domain.parts import Part, PartKind
-from services.router.domain.request import ChatPrompt, Document, Message, Role, Text
+from services.router.domain.request import Document
 from services.worker.adapters.served_model import read_served_model
-from services.worker.models.errors import CheckpointError
 from services.worker.settings import WorkerSettings
 
 __all__ = ["PassageQuestion", "PassageReader", "QuestionFileError", "read_questions_file"]
 
 _SYSTEM = "You answer questions from the documents. Give only the answer."
-_LONG_ENOUGH = "Every document of this length is a segment. " * 40
 _SENTENCE_END = re.compile(r"(?<=[.?!]) ")
 
 
@@ -66,7 +64,7 @@ def _question(number: int, entry: dict[str, Any]) -> PassageQuestion:
     return PassageQuestion(number, str(entry["question"]), tuple(map(str, entry["answers"])), passages)
 
 
-class PassageReader:
+class PassageReader(ChatReader):
     """Turns questions into ids as the router would, and ids back into text.
 
     Raises:
@@ -75,32 +73,10 @@ class PassageReader:
 
     def __init__(self, checkpoint: Path, passages: int, passage_tokens: int) -> None:
         settings = WorkerSettings(checkpoint=checkpoint)
-        self._model = describe_model(settings, read_served_model(settings))
-        if not self._model.info.stop_token_ids:
-            raise CheckpointError(
-                f"{checkpoint / 'generation_config.json'}: eos_token_id is missing, so that no reply would end; add it"
-            )
+        # The right answers are names.
+        super().__init__(checkpoint, describe_model(settings, read_served_model(settings)), answer_limit=16)
         self._passages = passages
         self._passage_tokens = passage_tokens
-
-    @property
-    def end_id(self) -> int:
-        """The token that ends a reply."""
-        return self._model.info.stop_token_ids[0]
-
-    @property
-    def answer_limit(self) -> int:
-        """See `AnswerReader`; the right answers are names."""
-        return 16
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Text of answer ids."""
-        return self._model.new_detokenizer().push(token_ids).strip()
-
-    def start(self) -> tuple[int, ...]:
-        """The template's opening of a user message: what stands right ahead of a prompt's first document."""
-        parts = self._parts("?", [_LONG_ENOUGH])
-        return parts[_segments(parts).start - 1].token_ids
 
     def read(self, question: PassageQuestion) -> EvalPrompt:
         """The question with the first passage that holds the answer and the first of the others, in the file's order.
@@ -113,27 +89,18 @@ class PassageReader:
         gold = next(index for index, text in enumerate(question.passages) if question.holds_answer(text))
         others = [index for index in range(len(question.passages)) if index != gold]
         chosen = sorted([gold, *others[: self._passages - 1]])
-        parts = self._parts(question.question, [self._cut(question, question.passages[index]) for index in chosen])
-        documents = _segments(parts)
-        if not documents:
+        documents = [Document(self._cut(question, question.passages[index])) for index in chosen]
+        prompt = self.assemble(_SYSTEM, question.question, documents)
+        if prompt is None:
             raise QuestionFileError(
                 f"question {question.number}: no passage is long enough for a segment; leave it out"
             )
-        return EvalPrompt(
-            opening=_ids(parts[: documents.start]),
-            documents=tuple(parts[index].token_ids for index in documents),
-            closing=_ids(parts[documents.stop :]),
-            answer=(*self._model.assembler.tokenizer.encode_plain(question.answers[0]), self.end_id),
+        return replace(
+            prompt,
+            answer=(*self.encode(question.answers[0]), self.end_id),
             acceptable=question.answers,
-            question=question.question,
             type="passages",
-            evidence=(),
         )
-
-    def _parts(self, question: str, documents: Sequence[str]) -> Sequence[Part]:
-        messages = (Message(Role.SYSTEM, (Text(_SYSTEM),)), Message(Role.USER, (Text(question),)))
-        prompt = ChatPrompt(messages, tuple(Document(text) for text in documents))
-        return self._model.assembler.assemble(prompt).parts
 
     def _cut(self, question: PassageQuestion, passage: str) -> str:
         sentences = _SENTENCE_END.split(passage)
@@ -147,17 +114,7 @@ class PassageReader:
         """The first sentences that the limit holds, and at least one."""
         tokens = 0
         for index, sentence in enumerate(sentences):
-            tokens += len(self._model.assembler.tokenizer.encode_plain(f"{sentence} "))
+            tokens += len(self.encode(f"{sentence} "))
             if index and tokens > self._passage_tokens:
                 return
             yield sentence
-
-
-def _segments(parts: Sequence[Part]) -> range:
-    """From the first segment to the last; a document too short to be one may stand between them."""
-    found = [index for index, part in enumerate(parts) if part.kind is PartKind.SEGMENT]
-    return range(found[0], found[-1] + 1) if found else range(0)
-
-
-def _ids(parts: Sequence[Part]) -> tuple[int, ...]:
-    return tuple(token for part in parts for token in part.token_ids)

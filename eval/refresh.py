@@ -41,6 +41,7 @@ def choose_blocks(
     found = cut_blocks(bodies, refresh.block_tokens)
     sorted_blocks = [sorted(found, key=_Ranking(prompt, refresh, scores, seed), reverse=True) for scores in orders]
     blocks = list(dict.fromkeys(block for turn in zip(*sorted_blocks, strict=True) for block in turn))
+    blocks = blocks[: refresh.most_blocks]
     totals = accumulate(prices(blocks, bodies, refresh.replay_tokens))
     return gather(
         [block for block, _ in zip(blocks, takewhile(lambda total: total <= budget, totals), strict=False)], bodies

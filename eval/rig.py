@@ -51,9 +51,11 @@ class Rig:
         CheckpointError: it cannot be loaded, or its bodies would have to be placed, which the evaluation does not do.
     """
 
-    def __init__(self, checkpoint: Path, device: str, num_tokens: int, num_slots: int) -> None:
+    def __init__(
+        self, checkpoint: Path, device: str, num_tokens: int, num_slots: int, dtype: torch.dtype = torch.float32
+    ) -> None:
         pages = num_tokens // PAGE_TOKENS
-        self.memory = DeviceMemory(torch.device(device), torch.float32, pages, PAGE_TOKENS, num_slots)
+        self.memory = DeviceMemory(torch.device(device), dtype, pages, PAGE_TOKENS, num_slots)
         self.model = load_checkpoint(checkpoint, self.memory)
         if any(mixer.rotary is not None for mixer in self.model.linear_mixers):
             raise CheckpointError(

@@ -33,7 +33,8 @@ class Prime(StrEnum):
     """What runs ahead of a segment at capture.
 
     none: nothing; start: the template's opening of a user message; neutral: a fixed system prompt of no content and that
-    opening; document: the opening and a fixed document of no content; system: the prompt's own system part.
+    opening; document: the opening and a fixed document of no content; system: the prompt's own system part; profile: what
+    the served profile names.
     """
 
     NONE = "none"
@@ -41,6 +42,7 @@ class Prime(StrEnum):
     NEUTRAL = "neutral"
     DOCUMENT = "document"
     SYSTEM = "system"
+    PROFILE = "profile"
 
 
 class Selection(StrEnum):
@@ -63,12 +65,16 @@ class Selection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """Blocks of `block_tokens` become live until `live_share` of the document tokens is; `replay_tokens` run before each."""
+    """Blocks of `block_tokens` become live until `live_share` of the document tokens is; `replay_tokens` run before each.
+
+    most_blocks: no more than so many, as a request's `refresh` counts them; None: as the share allows.
+    """
 
     selection: Selection
     live_share: float
     block_tokens: int = 16
     replay_tokens: int = 8
+    most_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,8 @@ class Setting:
             name += f" {encoding_name(self.encoding)}"
         refresh = self.refresh
         if refresh is not None:
-            name += f" refresh {refresh.selection} {refresh.live_share:.0%} b{refresh.block_tokens} r{refresh.replay_tokens}"
+            much = f"{refresh.live_share:.0%}" if refresh.most_blocks is None else f"k{refresh.most_blocks}"
+            name += f" refresh {refresh.selection} {much} b{refresh.block_tokens} r{refresh.replay_tokens}"
         return name
 
 

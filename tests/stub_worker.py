@@ -79,6 +79,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
     refuses_turns: bool = False
     worker_id: str = "stub"
     profile_digest: str = "profile-1"
+    calibration: worker_pb2.Calibration | None = None
     can_capture: bool = True
     can_combine: bool = True
     is_draining: bool = False
@@ -122,6 +123,7 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
                 can_combine=self.can_combine,
                 moves_states=True,
                 vocab_size=self.tokenizer.get_vocab_size(),
+                calibration=self.calibration,
             )
         )
         content = self.tokenizer.to_str().encode()

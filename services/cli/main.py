@@ -133,6 +133,17 @@ def evaluate(context: typer.Context) -> None:
     evaluation(args=context.args, prog_name="hypic eval")
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def calibrate(context: typer.Context) -> None:
+    """Measure what composing loses on your own prompts, without labels; writes profile and calibration card. See `--help`."""
+    try:
+        from eval.calibrate.command import app as calibration
+    except ModuleNotFoundError as error:
+        typer.echo(f"hypic calibrate: needs {error.name}; install hypic[router,worker,eval]", err=True)
+        raise typer.Exit(2) from error
+    calibration(args=context.args, prog_name="hypic calibrate")
+
+
 @app.command(
     "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False
 )

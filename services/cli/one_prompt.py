@@ -13,8 +13,8 @@ from services.router.adapters.model_builder import build_model
 from services.router.domain.parts import PartKind, Prompt
 from services.router.domain.request import ChatPrompt, Document, Message, Role, Text
 from services.router.served_model import ServedModel
+from services.worker.adapters.description import WorkerPlace, describe
 from services.worker.adapters.engine_builder import build_engine
-from services.worker.adapters.messages import WorkerPlace, describe
 from services.worker.adapters.served_model import ServedModel as WorkerModel
 from services.worker.adapters.served_model import read_served_model
 from services.worker.engine.loop import Engine

@@ -179,6 +179,7 @@ def create_app(settings: RouterSettings, draining: Draining) -> ASGIApp:
         metrics,
         draining,
         Door(gate, settings.max_body_bytes),
+        policy.refresh.refresh,
     )
     documents = GrpcDocuments(channel, settings.cache_timeout_seconds)
     library = Library(pool, LibraryServices(documents, documents, directory, pool, capturer, background, policy))

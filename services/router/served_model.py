@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.router.domain.assembly import Assembler
+from services.router.domain.calibration import Calibration
 from services.router.domain.model import ModelInfo
 from services.router.domain.parts import Prompt
 from services.router.domain.request import ChatPrompt, PromptError, TextPrompt
@@ -64,4 +65,8 @@ class Models(Protocol):
         Raises:
             UnavailableError: none came.
         """
+        ...
+
+    def calibration(self) -> Calibration:
+        """What workers know of the loss under their profile."""
         ...

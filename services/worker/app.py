@@ -14,6 +14,7 @@ from hypic.v1 import worker_pb2, worker_pb2_grpc
 from services.common.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.worker.adapters import messages
 from services.worker.adapters.byte_budget import ByteBudget
+from services.worker.adapters.description import WorkerPlace, describe
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.generate_streams import GenerateStreams
 from services.worker.adapters.grammars import GrammarCompiler
@@ -103,7 +104,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     def __init__(
         self,
         served: ServedModel,
-        place: messages.WorkerPlace,
+        place: WorkerPlace,
         engine: EngineThread,
         residency: Residency,
         transfers: Transfers,
@@ -135,7 +136,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.DescribeResponse],
     ) -> AsyncIterator[worker_pb2.DescribeResponse]:
         """See worker.proto."""
-        for message in messages.describe(self._served, self._place):
+        for message in describe(self._served, self._place):
             yield message
 
     async def Generate(  # noqa: N802

@@ -3,6 +3,7 @@
 WorkerError
 ├── CheckpointError          the checkpoint directory cannot be served
 ├── ProfileError             the profile cannot be used
+├── CalibrationError         the calibration card cannot be used
 ├── SplitError               the model cannot be split over so many ranks
 ├── RankError                the ranks of a group are no longer alike, or one is gone
 ├── TierError                a tier below the engine's memory cannot be opened

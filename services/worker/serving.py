@@ -21,11 +21,11 @@ from services.common.telemetry import get_logger, serve_metrics
 from services.worker.adapters.blob_tiers import BlobTiers
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
+from services.worker.adapters.description import WorkerPlace
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.followers import Followers
 from services.worker.adapters.held_states import HeldStates, HoldLimits
-from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.peer_states import PeerStates
 from services.worker.adapters.residency import Residency
@@ -110,6 +110,8 @@ async def _serve(
     tasks = [asyncio.create_task(worker.residency.keep_reporting()), asyncio.create_task(worker.keep_gauges())]
     await health.set_ready(True)
     get_logger().info("worker_ready", port=port, model=served.name, profile=served.profile_digest[:12], states=num_kept)
+    if served.calibration.card is None:
+        get_logger().warning("uncalibrated", model=served.name, reason=served.calibration.refusal)
     status = await ended.wait()
     get_logger().info("worker_draining", seconds=settings.drain_seconds)
     await health.set_ready(False)

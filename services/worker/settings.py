@@ -29,6 +29,11 @@ class WorkerSettings(PeerSettings):
     profile: Path | None = Field(
         default=None, description="profile.toml; default: the one in the checkpoint, else built-in"
     )
+    calibration: Path | None = Field(
+        default=None,
+        description="calibration card that `hypic calibrate` wrote; default: calibration.json in the checkpoint, where there is"
+        " one. A card of other weights, dtype or profile is refused, aloud, and the model is served as uncalibrated",
+    )
     model_name: str | None = Field(
         default=None, description="what clients send as `model`; default: the checkpoint's folder"
     )

@@ -15,10 +15,10 @@ from services.router.adapters.generate_stream import GenerateCall, GenerateStrea
 from services.worker.adapters.blob_tiers import BlobTiers
 from services.worker.adapters.byte_budget import ByteBudget
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
+from services.worker.adapters.description import WorkerPlace
 from services.worker.adapters.engine_builder import build_engine
 from services.worker.adapters.engine_thread import EngineThread
 from services.worker.adapters.held_states import HeldStates, HoldLimits
-from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.metrics import WorkerMetrics
 from services.worker.adapters.peer_states import PeerStates
 from services.worker.adapters.residency import Residency

@@ -15,8 +15,8 @@ from services.blob.planes import ITEM_BYTES
 from services.common.content import HASH_BYTES
 from services.common.rpc import HealthSwitch, create_channel, create_server
 from services.worker.adapters.cache_client import CacheClient, WorkerIdentity
+from services.worker.adapters.description import WorkerPlace
 from services.worker.adapters.held_states import HeldStates
-from services.worker.adapters.messages import WorkerPlace
 from services.worker.adapters.residency import Residency
 from services.worker.adapters.state_stream import read_header
 from services.worker.app import WorkerService

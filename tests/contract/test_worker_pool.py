@@ -9,7 +9,7 @@ from typing import cast
 
 import grpc
 import pytest
-from hypic.v1 import cache_pb2, cache_pb2_grpc, worker_pb2_grpc
+from hypic.v1 import cache_pb2, cache_pb2_grpc, worker_pb2, worker_pb2_grpc
 from structlog.testing import capture_logs
 
 from services.common.errors import UnavailableError
@@ -96,6 +96,18 @@ async def test_a_worker_of_another_profile_is_refused_with_the_reason(rig: Rig) 
     rig.pool.update([second])
     await until(lambda: rig.ids() == ["b"])
     assert rig.model() == "profile-2"
+
+
+async def test_workers_with_different_cards_serve_together_and_the_later_card_counts(rig: Rig) -> None:
+    """While cards are rolled out, one worker has none yet."""
+    workers = [stub(each) for each in "abc"]
+    for worker, day in zip(workers, ("", "1", "2"), strict=True):
+        worker.calibration = worker_pb2.Calibration(card_digest=day, date=f"2026-12-0{day}") if day else None
+    rig.pool.update([await rig.serve(worker) for worker in workers])
+    await until(lambda: rig.ids() == ["a", "b", "c"])
+    card = rig.pool.calibration().card
+    assert card is not None
+    assert card.digest == "2"
 
 
 async def test_two_workers_of_one_id_are_not_taken(rig: Rig) -> None:

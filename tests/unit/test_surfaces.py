@@ -17,6 +17,10 @@ SURFACES = {
         "PlannedEntry", "PublishOrder", "PublishReply", "RegisterOrder", "RegisterReply", "Ticket", "Usage", "Wanted",
     ],
     "services.worker.bootstrap": ["main"],
+    "services.worker.calibration": [
+        "CalibrationCard", "CalibrationError", "CardModel", "CardPrompts", "CardSetting", "Estimate", "MeasuredCost",
+        "load_card", "mismatch", "seal_card", "write_card",
+    ],
     "services.worker.serving": ["serve"],
     "services.worker.inspection.report": ["CheckpointReport", "inspect_checkpoint"],
     "services.worker.engine.loop": ["Engine"],

@@ -143,6 +143,7 @@ class WorkerInfo(_message.Message):
     STATE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     MOVES_STATES_FIELD_NUMBER: _builtins.int
     NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    CALIBRATION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     model_name: _builtins.str
     """The name that clients send as `model`."""
@@ -168,6 +169,8 @@ class WorkerInfo(_message.Message):
     def profile(self) -> Global___Profile: ...
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def calibration(self) -> Global___Calibration: ...
     def __init__(
         self,
         *,
@@ -189,14 +192,112 @@ class WorkerInfo(_message.Message):
         state_token_bytes: _builtins.int = ...,
         moves_states: _builtins.bool = ...,
         num_layers: _builtins.int = ...,
+        calibration: Global___Calibration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["calibration", b"calibration", "profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "can_capture", b"can_capture", "can_combine", b"can_combine", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token", b"eos_token", "family", b"family", "max_live_tokens", b"max_live_tokens", "model_name", b"model_name", "model_revision", b"model_revision", "moves_states", b"moves_states", "num_layers", b"num_layers", "profile", b"profile", "state_bytes", b"state_bytes", "state_token_bytes", b"state_token_bytes", "stop_token_ids", b"stop_token_ids", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "calibration", b"calibration", "can_capture", b"can_capture", "can_combine", b"can_combine", "chat_template", b"chat_template", "context_length", b"context_length", "eos_token", b"eos_token", "family", b"family", "max_live_tokens", b"max_live_tokens", "model_name", b"model_name", "model_revision", b"model_revision", "moves_states", b"moves_states", "num_layers", b"num_layers", "profile", b"profile", "state_bytes", b"state_bytes", "state_token_bytes", b"state_token_bytes", "stop_token_ids", b"stop_token_ids", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class Calibration(_message.Message):
+    """What the model loses under its profile, as a calibration card of these weights and this profile says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    CARD_DIGEST_FIELD_NUMBER: _builtins.int
+    DATE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    PROMPTS_DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_PROMPTS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    REFRESH_BLOCKS_FIELD_NUMBER: _builtins.int
+    LIVE_SHARE_FIELD_NUMBER: _builtins.int
+    DIVERGENCE_FIELD_NUMBER: _builtins.int
+    FIRST_DIVERGENCE_FIELD_NUMBER: _builtins.int
+    AGREEMENT_FIELD_NUMBER: _builtins.int
+    refusal: _builtins.str
+    """Why there is no card; empty where there is one, and only then the rest is set."""
+    card_digest: _builtins.str
+    date: _builtins.str
+    """When it was measured, RFC 3339 in UTC, and where."""
+    device: _builtins.str
+    prompts: _builtins.str
+    """The file of prompts by its name, the BLAKE3 digest of its bytes, and how many prompts of it were asked."""
+    prompts_digest: _builtins.str
+    num_prompts: _builtins.int
+    num_tokens: _builtins.int
+    """Of a reply, that were compared."""
+    refresh_blocks: _builtins.int
+    """Blocks that were refreshed in every prompt."""
+    live_share: _builtins.float
+    """Document tokens that ran through the model, over all."""
+    @_builtins.property
+    def divergence(self) -> Global___Estimate:
+        """From the distribution of a full recompute: nats a token over the reply's first tokens, and of its first token."""
+
+    @_builtins.property
+    def first_divergence(self) -> Global___Estimate: ...
+    @_builtins.property
+    def agreement(self) -> Global___Estimate:
+        """Share of prompts whose first tokens were all those of a full recompute."""
+
+    def __init__(
+        self,
+        *,
+        refusal: _builtins.str = ...,
+        card_digest: _builtins.str = ...,
+        date: _builtins.str = ...,
+        device: _builtins.str = ...,
+        prompts: _builtins.str = ...,
+        prompts_digest: _builtins.str = ...,
+        num_prompts: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        refresh_blocks: _builtins.int = ...,
+        live_share: _builtins.float = ...,
+        divergence: Global___Estimate | None = ...,
+        first_divergence: Global___Estimate | None = ...,
+        agreement: Global___Estimate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "divergence", b"divergence", "first_divergence", b"first_divergence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "card_digest", b"card_digest", "date", b"date", "device", b"device", "divergence", b"divergence", "first_divergence", b"first_divergence", "live_share", b"live_share", "num_prompts", b"num_prompts", "num_tokens", b"num_tokens", "prompts", b"prompts", "prompts_digest", b"prompts_digest", "refresh_blocks", b"refresh_blocks", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Calibration: _TypeAlias = Calibration  # noqa: Y015
+
+@_typing.final
+class Estimate(_message.Message):
+    """A mean over prompts with its 95 % interval."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    value: _builtins.float
+    low: _builtins.float
+    high: _builtins.float
+    def __init__(
+        self,
+        *,
+        value: _builtins.float = ...,
+        low: _builtins.float = ...,
+        high: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Estimate: _TypeAlias = Estimate  # noqa: Y015
 
 @_typing.final
 class Profile(_message.Message):

@@ -14,6 +14,7 @@ from services.common.errors import InternalError, UnavailableError, error_from_s
 from services.common.rpc import request_metadata
 from services.common.telemetry import new_request_id
 from services.router.adapters import messages
+from services.router.adapters.calibration_message import calibration
 from services.router.adapters.generate_stream import GenerateStream
 from services.router.adapters.plan_stream import PlanStream
 from services.router.adapters.releases import GatheredReleases
@@ -65,13 +66,14 @@ class GrpcDirectory:
 
 
 class Description:
-    """A worker's answer to `Describe`: which one it is, what it does, and its model with the bytes of the tokenizer."""
+    """A worker's answer to `Describe`: which one it is, what it does, its model with the bytes of the tokenizer, and its card."""
 
     def __init__(self, info: worker_pb2.WorkerInfo, tokenizer_json: bytes) -> None:
         self.worker_id = info.worker_id
         self.roles = messages.roles(info)
         self.moves_states = info.moves_states
         self.info = messages.model_info(info)
+        self.calibration = calibration(info)
         self.tokenizer_json = tokenizer_json
 
 

@@ -17,6 +17,7 @@ from services.common.errors import HypicError, UnavailableError
 from services.common.telemetry import current_request_id, get_logger
 from services.router.adapters.auth import Gate
 from services.router.adapters.body import read_json
+from services.router.adapters.calibration_view import calibration_view
 from services.router.adapters.http_errors import HttpError, http_error
 from services.router.adapters.metrics import Generator, RouterMetrics
 from services.router.adapters.middleware import HeadLimit, RequestIds, install_error_handlers
@@ -31,7 +32,8 @@ from services.router.adapters.streaming import (
     until_disconnect,
 )
 from services.router.calling import Called, CalledEvent, with_calls
-from services.router.domain.request import PromptError
+from services.router.domain.calibration import with_refresh
+from services.router.domain.request import PromptError, Refresh
 from services.router.domain.tenancy import Caller, Scope
 from services.router.reply import Delta, Done
 from services.router.served_model import Models
@@ -96,13 +98,16 @@ class HttpSurface:
         metrics: RouterMetrics,
         draining: Draining,
         door: Door,
+        refresh: Refresh,
     ) -> None:
+        """refresh: what requests are served with that do not say."""
         self._generator = generator
         self._models = models
         self._parser = parser
         self._metrics = metrics
         self._draining = draining
         self._door = door
+        self._refresh = refresh
 
     def endpoints(self) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
         """Those that generate, by path."""
@@ -137,6 +142,7 @@ class HttpSurface:
             "owned_by": "hypic",
             "max_model_len": model.info.context_length,
             "revision": model.info.revision,
+            "calibration": calibration_view(with_refresh(self._models.calibration(), self._refresh)),
         }
         return JSONResponse({"object": "list", "data": [row]})
 

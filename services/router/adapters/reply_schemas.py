@@ -90,6 +90,28 @@ _WATCHED: Json = {
     "mean_agreement": _NUMBER,
     "evidence_log10": {"type": "number", "description": "Odds for the other mode."},
 }
+_ESTIMATE = _object(
+    "A mean over prompts with its 95 % interval.", value={"type": "number"}, low={"type": "number"}, high=_NUMBER
+)
+_CALIBRATION = _object(
+    "What is known of the loss of composed answers: of a calibration card that fits what is served, else the reason alone.",
+    optional=("reason", "card", "date", "device", "prompts", "tokens", "refresh", "live_share", "loss"),
+    status={"enum": ["calibrated", "uncalibrated"]},
+    reason=_STRING,
+    card=_STRING,
+    date=_STRING,
+    device=_STRING,
+    prompts=_object("What was asked, of which file.", file=_STRING, digest=_STRING, asked=_INTEGER),
+    tokens=_INTEGER,
+    refresh=_INTEGER,
+    live_share=_NUMBER,
+    loss=_object(
+        "Against a full recompute: nats a token over a reply's first tokens, nats of the first, share of equal beginnings.",
+        kl_nats=_ESTIMATE,
+        first_token_kl_nats=_ESTIMATE,
+        agreement=_ESTIMATE,
+    ),
+)
 _HEAD: Json = {"id": _STRING, "created": _INTEGER, "model": _STRING}
 _LOGPROBS: Json = {
     "type": "object",
@@ -247,9 +269,11 @@ REPLIES: dict[str, Json] = {
                 owned_by=_STRING,
                 max_model_len=_INTEGER,
                 revision=_STRING,
+                calibration=ref("Calibration"),
             )
         ),
     ),
+    "Calibration": _CALIBRATION,
     "Health": _object(
         "The state of this process.", optional=("reason", "model"), status=_STRING, reason=_STRING, model=_STRING
     ),

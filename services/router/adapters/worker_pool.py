@@ -14,6 +14,7 @@ from services.common.errors import UnavailableError
 from services.common.rpc import create_channel
 from services.router.adapters.clients import Description, GrpcWorker
 from services.router.adapters.worker_link import LinkState, WorkerLink
+from services.router.domain.calibration import Calibration, agreed
 from services.router.domain.ports import Source, Work
 from services.router.domain.store import WorkerStatus
 from services.router.domain.unmeasured import assume_speeds
@@ -98,6 +99,10 @@ class WorkerPool:
                         await self._changed.wait()
         except TimeoutError:
             raise UnavailableError(self._trouble()) from None
+
+    def calibration(self) -> Calibration:
+        """See `Models`."""
+        return agreed(link.description.calibration for link in self._taken() if link.description is not None)
 
     def views(self) -> tuple[WorkerView, ...]:
         """See `Workers`. Silent workers are among them only where no other one combines."""

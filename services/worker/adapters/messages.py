@@ -1,17 +1,14 @@
-"""Wire messages to engine types and back; the only module of the worker that knows both."""
+"""Wire messages to engine types and back; no other module of the worker knows both."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from hypic.v1 import worker_pb2
 
 from services.common.content import HASH_BYTES
 from services.common.errors import HypicError, InternalError, InvalidRequestError, OverloadedError
-from services.common.rpc import CHUNK_BYTES
 from services.worker.adapters.held_states import HeldState
 from services.worker.adapters.peer_states import Source
-from services.worker.adapters.served_model import ServedModel
 from services.worker.adapters.transfers import WantedState
 from services.worker.engine.logprobs import TokenLogprobs
 from services.worker.engine.refresh import RefreshOrder, SweepCost
@@ -37,10 +34,8 @@ from services.worker.engine.sampling import SamplingOptions
 from services.worker.tiers.speeds import TokenSpeed
 
 __all__ = [
-    "WorkerPlace",
     "capture_segments",
     "check_key",
-    "describe",
     "event_message",
     "generate_request",
     "held_message",
@@ -61,24 +56,6 @@ _FINISH_MESSAGE = {
     FinishReason.STOP: worker_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: worker_pb2.FINISH_REASON_LENGTH,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """Which of several workers this one is, and what it does.
-
-    min_body: segments with a shorter body are computed live; fetch_bytes: of layers on their way out that are in memory at once;
-    moves_states: its states go to other workers, and it takes theirs; turn_seconds: how long the state behind a reply is held
-    until a router says what becomes of it; 0 holds none.
-    """
-
-    worker_id: str
-    can_capture: bool = True
-    can_combine: bool = True
-    min_body: int = 16
-    fetch_bytes: int = 256 << 20
-    moves_states: bool = True
-    turn_seconds: float = 5.0
 
 
 def service_error(error: EngineError) -> HypicError:
@@ -283,39 +260,3 @@ def _served_part(part: ServedPart) -> worker_pb2.ServedPart:
         fetch_seconds=part.fetch_seconds,
         refreshed_tokens=part.refreshed_tokens,
     )
-
-
-def describe(served: ServedModel, place: WorkerPlace) -> Iterator[worker_pb2.DescribeResponse]:
-    """The info message, then the tokenizer's bytes."""
-    least_body = max(place.min_body, served.spec.conv_history, 1)
-    profile = worker_pb2.Profile(
-        digest=served.profile_digest,
-        min_segment_tokens=served.profile.seam.least_segment(least_body),
-        min_body=least_body,
-        document_open=served.profile.document_open,
-        document_close=served.profile.document_close,
-        prime_tokens=len(served.prime_ids),
-    )
-    info = worker_pb2.WorkerInfo(
-        worker_id=place.worker_id,
-        model_name=served.name,
-        model_revision=served.revision,
-        family=served.spec.family,
-        profile=profile,
-        chat_template=served.chat_template,
-        context_length=served.context_length,
-        stop_token_ids=served.stop_token_ids,
-        bos_token=served.bos_token,
-        eos_token=served.eos_token,
-        vocab_size=served.spec.vocab_size,
-        max_live_tokens=served.context_length,
-        can_capture=place.can_capture,
-        can_combine=place.can_combine,
-        state_bytes=served.state_bytes,
-        state_token_bytes=served.token_bytes,
-        moves_states=place.moves_states,
-        num_layers=len(served.spec.kept),
-    )
-    yield worker_pb2.DescribeResponse(info=info)
-    for start in range(0, len(served.tokenizer_json), CHUNK_BYTES):
-        yield worker_pb2.DescribeResponse(tokenizer_chunk=served.tokenizer_json[start : start + CHUNK_BYTES])

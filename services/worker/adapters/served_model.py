@@ -8,6 +8,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from services.blob.revision import checkpoint_revision
+from services.worker.calibration import CalibrationCard, CalibrationError, load_card, mismatch
 from services.worker.models.checkpoint import read_json
 from services.worker.models.errors import CheckpointError
 from services.worker.models.registry import read_checkpoint_spec
@@ -15,9 +16,19 @@ from services.worker.models.spec import ModelSpec
 from services.worker.profile import Profile, ProfileError, load_profile
 from services.worker.settings import WorkerSettings
 
-__all__ = ["ServedModel", "read_served_model"]
+__all__ = ["CARD_FILE", "Calibration", "ServedModel", "read_served_model"]
+
+CARD_FILE = "calibration.json"
 
 _LARGEST_ID = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The card that speaks of what is served, or why none does."""
+
+    card: CalibrationCard | None = None
+    refusal: str = "no calibration card"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,7 @@ class ServedModel:
     bos_token: str
     eos_token: str
     dtype_bytes: int
+    calibration: Calibration
 
     @property
     def state_bytes(self) -> int:
@@ -85,7 +97,21 @@ def read_served_model(settings: WorkerSettings, revision: str | None = None) -> 
         bos_token=_token_text(tokenizer_config.get("bos_token")),
         eos_token=eos_token,
         dtype_bytes=4 if settings.dtype == "float32" else 2,
+        calibration=_read_calibration(settings, revision, profile),
     )
+
+
+def _read_calibration(settings: WorkerSettings, revision: str, profile: Profile) -> Calibration:
+    """A card that cannot be used stops nothing: what is served is the same, only nobody knows what it loses."""
+    path = settings.calibration or settings.checkpoint / CARD_FILE
+    if not settings.calibration and not path.exists():
+        return Calibration()
+    try:
+        card = load_card(path)
+    except CalibrationError as error:
+        return Calibration(refusal=f"{path.name}: {error}")
+    refusal = mismatch(card, revision, settings.dtype, profile)
+    return Calibration(refusal=f"{path.name}: {refusal}") if refusal else Calibration(card, "")
 
 
 def _read(path: Path) -> bytes:

@@ -32,7 +32,8 @@ from services.worker.mixers.batch import CombineBatch, Mixer
 from services.worker.mixers.paged_attention import PagedAttention
 from services.worker.mixers.state import DeviceMemory
 from services.worker.models.registry import load_checkpoint
-from tests.families import llama
+from tests.families import llama, minimax
+from tests.families.variant import Variant
 from tests.models import VARIANTS, CheckpointFactory
 
 Result = TypeVar("Result")
@@ -155,13 +156,14 @@ def test_off_equals_the_engines_full_recompute_alone_and_in_a_batch(
     assert _error(batched, expected) < TOLERANCE
 
 
-def test_a_model_without_linear_layers(checkpoints: CheckpointFactory) -> None:
-    """Bodies are keys and values alone; live, composed and recomputed prompts are the engine's."""
-    checkpoint = checkpoints.directory(llama.VARIANTS[0])
+@pytest.mark.parametrize("variant", [llama.VARIANTS[0], minimax.VARIANTS[0]], ids=["no states", "one decay a head"])
+def test_models_whose_transitions_are_none_or_numbers(variant: Variant, checkpoints: CheckpointFactory) -> None:
+    """Bodies are keys and values alone, or a transition scales; live, composed and recomputed prompts are the engine's."""
+    checkpoint = checkpoints.directory(variant)
     rig = Rig(checkpoint, "cpu", 20_000, 64)
     with torch.inference_mode():
         primes = [_primed(rig)] * len(LENGTHS)
-        segments = capture_segments(rig, PROMPT.documents, primes, CapturePlan((SeamWindow(SEAM),)))
+        segments = capture_segments(rig, PROMPT.documents, primes, CapturePlan((SeamWindow(SEAM), SeamWindow(16))))
     settings = [Setting(Mode.COMPOSE, Prime.START, SeamWindow(SEAM)), Setting(Mode.OFF)]
     composed, recomputed = _logits(rig, settings, segments)
     assert _error(composed, _engine_logits(checkpoint, SeamWindow(SEAM), compose=True)) < TOLERANCE

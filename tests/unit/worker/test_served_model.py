@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.worker.adapters.description import WorkerPlace, describe
 from services.worker.adapters.engine_builder import build_engine
-from services.worker.adapters.messages import WorkerPlace, describe
 from services.worker.adapters.served_model import ServedModel, read_served_model
 from services.worker.models.errors import CheckpointError
 from services.worker.profile import ProfileError
