@@ -13,6 +13,7 @@ from eval.refresh import choose_blocks
 from eval.rig import Rig
 from eval.scoring import Outcome, Reference, Scores, find_references, score_batch
 from eval.settings import Mode, Prime, Selection, Setting
+from eval.token_scores import COMPARED_PRIMES, Captures, by_document, prime_changes, reached
 from services.blob.encodings import StateEncoding
 from services.worker.engine.question import question_attention
 from services.worker.engine.refresh import Refreshed, TokenScores
@@ -20,11 +21,6 @@ from services.worker.mixers.batch import CombineBatch, Mixer
 from services.worker.mixers.paged_attention import PagedAttention
 
 __all__ = ["BatchLimits", "NumberedPrompt", "PackRunner"]
-
-# Their difference says which tokens lean on what precedes them.
-_COMPARED_PRIMES = (Prime.START, Prime.DOCUMENT)
-
-Captures = dict[Prime, list[list[CapturedSegment]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +115,7 @@ class PackRunner:
     def _extra_primes(self) -> set[Prime]:
         """Primes that a selection compares."""
         compared = any(str(Selection.PRIME_CHANGE) in _scores_keys(own) for own in self._settings)
-        return set(_COMPARED_PRIMES) if compared else set()
+        return set(COMPARED_PRIMES) if compared else set()
 
     def _capture(self, prompts: Sequence[NumberedPrompt], prime: Prime) -> list[list[CapturedSegment]]:
         documents = [document for own in prompts for document in own.prompt.documents]
@@ -178,7 +174,7 @@ class PackRunner:
         for key, setting in wanted.items():
             if key == Selection.PRIME_CHANGE:
                 for row in range(len(pack.prompts)):
-                    pack.scores[row, key] = _prime_changes(self._rig, pack.captures, row)
+                    pack.scores[row, key] = prime_changes(self._rig, pack.captures, row)
                 continue
             plain = Setting(setting.mode, setting.prime, setting.seam_window, setting.tail_tokens)
             for jobs, layouts in self._batches(pack, [_Job(row, plain) for row in range(len(pack.prompts))]):
@@ -187,7 +183,7 @@ class PackRunner:
     def _attend(self, pack: _Pack, jobs: Sequence[_Job], layouts: Sequence[Layout], key: str) -> None:
         mixers = [layer.mixer for layer in self._rig.model.layers]
         attention_layers = [index for index, mixer in enumerate(mixers) if isinstance(mixer, PagedAttention)]
-        every = key.startswith(Selection.ALL_LAYERS)
+        every = key.startswith((Selection.ALL_LAYERS, Selection.SERVED))
         sums: list[torch.Tensor] = []
         lengths = [len(pack.prompts[job.row].prompt.closing) for job in jobs]
 
@@ -199,7 +195,11 @@ class PackRunner:
         depth = attention_layers[-1 if every else 0] + 1
         PromptBatch(self._rig, layouts).combine(depth, watch)
         for job, mass in zip(jobs, sums, strict=True):
-            pack.scores[job.row, key] = _by_document(pack.prompts[job.row].prompt, mass.tolist())
+            scores = by_document(pack.prompts[job.row].prompt, mass.tolist())
+            if key.startswith(Selection.SERVED):
+                segments = pack.segments(job.row, job.setting)
+                scores = [reached(*own, job.setting) for own in zip(segments, scores, strict=True)]
+            pack.scores[job.row, key] = scores
 
     def _combine(self, pack: _Pack, jobs: Sequence[_Job], batch: PromptBatch) -> torch.Tensor:
         """Logits behind the prompts; with `exact` the prompt goes on from the state behind its opening."""
@@ -251,37 +251,9 @@ def _scores_keys(setting: Setting) -> tuple[str, ...]:
     selection = setting.refresh.selection
     if selection is Selection.PRIME_CHANGE:
         return (str(selection),)
-    kind = selection if selection is Selection.ALL_LAYERS else Selection.FIRST_LAYER
+    kind = selection if selection in (Selection.ALL_LAYERS, Selection.SERVED) else Selection.FIRST_LAYER
     attended = f"{kind} {setting.prime} {setting.seam_window} {setting.tail_tokens}"
     return (attended, str(Selection.PRIME_CHANGE)) if selection is Selection.BOTH else (attended,)
-
-
-def _by_document(prompt: EvalPrompt, scores: Sequence[float]) -> TokenScores:
-    first = len(prompt.opening)
-    found: list[list[float]] = []
-    for document in prompt.documents:
-        found.append(list(scores[first : first + len(document)]))
-        first += len(document)
-    return found
-
-
-def _prime_changes(rig: Rig, captures: Captures, row: int) -> TokenScores:
-    """How far each token's keys and values move, relative to their size, when something else precedes the segment."""
-    pairs = zip(*(captures[prime][row] for prime in _COMPARED_PRIMES), strict=True)
-    return [_moved(rig, bare, primed) for bare, primed in pairs]
-
-
-def _moved(rig: Rig, bare: CapturedSegment, primed: CapturedSegment) -> list[float]:
-    total = torch.zeros(len(bare.token_ids), device=rig.device)
-    for pool in rig.memory.page_pools:
-        for plane in (pool.keys, pool.values):
-            before, after = (
-                plane[own.pages.start : own.pages.stop].flatten(0, 1)[: len(own.token_ids)].flatten(1)
-                for own in (bare, primed)
-            )
-            total += (after - before).norm(dim=1) / before.norm(dim=1)
-    moved: list[float] = total.tolist()
-    return moved
 
 
 def _outcome(own: NumberedPrompt, setting: Setting, scores: Scores, layout: Layout) -> Outcome:

@@ -11,10 +11,10 @@ from services.worker.engine.refresh import (
     Block,
     Refreshed,
     TokenScores,
-    attention_of,
     cut_blocks,
     gather,
     prices,
+    score_of,
 )
 
 __all__ = ["choose_blocks"]
@@ -70,7 +70,7 @@ class _Ranking:
     def __call__(self, block: Block) -> float:
         if self._selection is Selection.RANDOM:
             return self._random.random()
-        attended = attention_of(block, self._token_scores)
+        attended = score_of(block, self._token_scores)
         return attended + (1e6 if self._selection is Selection.ORACLE and self._holds_evidence(block) else 0.0)
 
     def _holds_evidence(self, block: Block) -> bool:
