@@ -9,7 +9,7 @@ from eval.batch import PromptBatch
 from eval.capture import CapturedSegment, CapturePlan, PrimeState, capture_segments
 from eval.layout import Layout, lay_out
 from eval.prompts import AnswerReader, EvalPrompt
-from eval.refresh import choose_blocks
+from eval.refresh import choose_blocks, seam_tokens
 from eval.rig import Rig
 from eval.scoring import Outcome, Reference, Scores, find_references, score_batch
 from eval.settings import Mode, Prime, Selection, Setting
@@ -109,7 +109,8 @@ class PackRunner:
                 logits,
             )
             for job, layout, own in zip(batch_jobs, layouts, scores, strict=True):
-                outcomes.append(_outcome(prompts[job.row], job.setting, own, layout))
+                looked = self._looked(pack, job)
+                outcomes.append(_outcome(prompts[job.row], job.setting, own, layout, looked))
         return outcomes
 
     def _extra_primes(self) -> set[Prime]:
@@ -180,10 +181,23 @@ class PackRunner:
             for jobs, layouts in self._batches(pack, [_Job(row, plain) for row in range(len(pack.prompts))]):
                 self._attend(pack, jobs, layouts, key)
 
-    def _attend(self, pack: _Pack, jobs: Sequence[_Job], layouts: Sequence[Layout], key: str) -> None:
-        mixers = [layer.mixer for layer in self._rig.model.layers]
-        attention_layers = [index for index, mixer in enumerate(mixers) if isinstance(mixer, PagedAttention)]
+    def _looked(self, pack: _Pack, job: _Job) -> float:
+        """Tokens of the pass that looks for a refresh's blocks, by its share of the layers."""
+        keys = [key for key in _scores_keys(job.setting) if key != Selection.PRIME_CHANGE]
+        if not keys:
+            return 0.0
+        prompt = pack.prompts[job.row].prompt
+        seams = seam_tokens(job.setting, pack.segments(job.row, job.setting))
+        tokens = len(prompt.opening) + seams + len(prompt.closing)
+        return tokens * self._depth(keys[0]) / len(self._rig.model.layers)
+
+    def _depth(self, key: str) -> int:
+        """Layers in which the question's attention is looked at: up to the last or the first full-attention layer."""
+        kinds = [isinstance(layer.mixer, PagedAttention) for layer in self._rig.model.layers]
         every = key.startswith((Selection.ALL_LAYERS, Selection.SERVED))
+        return len(kinds) - kinds[::-1].index(True) if every else kinds.index(True) + 1
+
+    def _attend(self, pack: _Pack, jobs: Sequence[_Job], layouts: Sequence[Layout], key: str) -> None:
         sums: list[torch.Tensor] = []
         lengths = [len(pack.prompts[job.row].prompt.closing) for job in jobs]
 
@@ -192,8 +206,7 @@ class PackRunner:
                 masses = question_attention(mixer, normed, batch, lengths)
                 sums[:] = [old + new for old, new in zip(sums, masses, strict=True)] if sums else masses
 
-        depth = attention_layers[-1 if every else 0] + 1
-        PromptBatch(self._rig, layouts).combine(depth, watch)
+        PromptBatch(self._rig, layouts).combine(self._depth(key), watch)
         for job, mass in zip(jobs, sums, strict=True):
             scores = by_document(pack.prompts[job.row].prompt, mass.tolist())
             if key.startswith(Selection.SERVED):
@@ -256,5 +269,14 @@ def _scores_keys(setting: Setting) -> tuple[str, ...]:
     return (attended, str(Selection.PRIME_CHANGE)) if selection is Selection.BOTH else (attended,)
 
 
-def _outcome(own: NumberedPrompt, setting: Setting, scores: Scores, layout: Layout) -> Outcome:
-    return Outcome(own.number, setting.name, scores, layout.live_document_tokens, own.prompt.document_tokens)
+def _outcome(own: NumberedPrompt, setting: Setting, scores: Scores, layout: Layout, looked: float = 0.0) -> Outcome:
+    """looked: tokens of the pass that looks for blocks, by its share of the layers."""
+    run = len(layout.token_ids) + looked if not setting.mode.recomputes else len(own.prompt.token_ids)
+    return Outcome(
+        question=own.number,
+        setting=setting.name,
+        scores=scores,
+        live_tokens=layout.live_document_tokens,
+        document_tokens=own.prompt.document_tokens,
+        run_share=run / len(own.prompt.token_ids),
+    )
