@@ -11,10 +11,11 @@ from eval.batch import PromptBatch
 from eval.capture import CapturedSegment, CapturePlan, PrimeState, capture_segments
 from eval.layout import Layout, lay_out
 from eval.prompts import AnswerReader, EvalPrompt
-from eval.refresh import choose_blocks
+from eval.refresh import choose_blocks, seam_tokens
 from eval.rig import Rig
 from eval.scoring import Outcome, Reference, Scores, find_references, score_batch
 from eval.settings import Mode, Prime, Selection, Setting
+from eval.token_scores import COMPARED_PRIMES, Captures, by_document, prime_changes, reached
 from services.blob.encodings import StateEncoding
 from services.worker.engine.question import question_attention
 from services.worker.engine.refresh import Refreshed, TokenScores
@@ -23,10 +24,6 @@ from services.worker.mixers.paged_attention import PagedAttention
 
 __all__ = ["BatchLimits", "NumberedPrompt", "PackRunner"]
 
-# Their difference says which tokens lean on what precedes them.
-_COMPARED_PRIMES = (Prime.START, Prime.DOCUMENT)
-
-Captures = dict[Prime, list[list[CapturedSegment]]]
 PassWatcher = Callable[[int, float], None]
 
 
@@ -120,13 +117,14 @@ class PackRunner:
                 logits,
             )
             for job, layout, own in zip(batch_jobs, layouts, scores, strict=True):
-                outcomes.append(_outcome(prompts[job.row], job.setting, own, layout))
+                looked = self._looked(pack, job)
+                outcomes.append(_outcome(prompts[job.row], job.setting, own, layout, looked))
         return outcomes
 
     def _extra_primes(self) -> set[Prime]:
         """Primes that a selection compares."""
         compared = any(str(Selection.PRIME_CHANGE) in _scores_keys(own) for own in self._settings)
-        return set(_COMPARED_PRIMES) if compared else set()
+        return set(COMPARED_PRIMES) if compared else set()
 
     def _capture(self, prompts: Sequence[NumberedPrompt], prime: Prime) -> list[list[CapturedSegment]]:
         documents = [document for own in prompts for document in own.prompt.documents]
@@ -185,16 +183,29 @@ class PackRunner:
         for key, setting in wanted.items():
             if key == Selection.PRIME_CHANGE:
                 for row in range(len(pack.prompts)):
-                    pack.scores[row, key] = _prime_changes(self._rig, pack.captures, row)
+                    pack.scores[row, key] = prime_changes(self._rig, pack.captures, row)
                 continue
             plain = Setting(setting.mode, setting.prime, setting.seam_window, setting.tail_tokens)
             for jobs, layouts in self._batches(pack, [_Job(row, plain) for row in range(len(pack.prompts))]):
                 self._attend(pack, jobs, layouts, key)
 
+    def _looked(self, pack: _Pack, job: _Job) -> float:
+        """Tokens of the pass that looks for a refresh's blocks, by its share of the layers."""
+        keys = [key for key in _scores_keys(job.setting) if key != Selection.PRIME_CHANGE]
+        if not keys:
+            return 0.0
+        prompt = pack.prompts[job.row].prompt
+        seams = seam_tokens(job.setting, pack.segments(job.row, job.setting))
+        tokens = len(prompt.opening) + seams + len(prompt.closing)
+        return tokens * self._depth(keys[0]) / len(self._rig.model.layers)
+
+    def _depth(self, key: str) -> int:
+        """Layers in which the question's attention is looked at: up to the last or the first full-attention layer."""
+        kinds = [isinstance(layer.mixer, PagedAttention) for layer in self._rig.model.layers]
+        every = key.startswith((Selection.ALL_LAYERS, Selection.SERVED))
+        return len(kinds) - kinds[::-1].index(True) if every else kinds.index(True) + 1
+
     def _attend(self, pack: _Pack, jobs: Sequence[_Job], layouts: Sequence[Layout], key: str) -> None:
-        mixers = [layer.mixer for layer in self._rig.model.layers]
-        attention_layers = [index for index, mixer in enumerate(mixers) if isinstance(mixer, PagedAttention)]
-        every = key.startswith(Selection.ALL_LAYERS)
         sums: list[torch.Tensor] = []
         lengths = [len(pack.prompts[job.row].prompt.closing) for job in jobs]
 
@@ -203,10 +214,13 @@ class PackRunner:
                 masses = question_attention(mixer, normed, batch, lengths)
                 sums[:] = [old + new for old, new in zip(sums, masses, strict=True)] if sums else masses
 
-        depth = attention_layers[-1 if every else 0] + 1
-        PromptBatch(self._rig, layouts).combine(depth, watch)
+        PromptBatch(self._rig, layouts).combine(self._depth(key), watch)
         for job, mass in zip(jobs, sums, strict=True):
-            pack.scores[job.row, key] = _by_document(pack.prompts[job.row].prompt, mass.tolist())
+            scores = by_document(pack.prompts[job.row].prompt, mass.tolist())
+            if key.startswith(Selection.SERVED):
+                segments = pack.segments(job.row, job.setting)
+                scores = [reached(*own, job.setting) for own in zip(segments, scores, strict=True)]
+            pack.scores[job.row, key] = scores
 
     def _combine(self, pack: _Pack, jobs: Sequence[_Job], batch: PromptBatch) -> torch.Tensor:
         """Logits behind the prompts; with `exact` the prompt goes on from the state behind its opening."""
@@ -272,38 +286,19 @@ def _scores_keys(setting: Setting) -> tuple[str, ...]:
     selection = setting.refresh.selection
     if selection is Selection.PRIME_CHANGE:
         return (str(selection),)
-    kind = selection if selection is Selection.ALL_LAYERS else Selection.FIRST_LAYER
+    kind = selection if selection in (Selection.ALL_LAYERS, Selection.SERVED) else Selection.FIRST_LAYER
     attended = f"{kind} {setting.prime} {setting.seam_window} {setting.tail_tokens}"
     return (attended, str(Selection.PRIME_CHANGE)) if selection is Selection.BOTH else (attended,)
 
 
-def _by_document(prompt: EvalPrompt, scores: Sequence[float]) -> TokenScores:
-    first = len(prompt.opening)
-    found: list[list[float]] = []
-    for document in prompt.documents:
-        found.append(list(scores[first : first + len(document)]))
-        first += len(document)
-    return found
-
-
-def _prime_changes(rig: Rig, captures: Captures, row: int) -> TokenScores:
-    """How far each token's keys and values move, relative to their size, when something else precedes the segment."""
-    pairs = zip(*(captures[prime][row] for prime in _COMPARED_PRIMES), strict=True)
-    return [_moved(rig, bare, primed) for bare, primed in pairs]
-
-
-def _moved(rig: Rig, bare: CapturedSegment, primed: CapturedSegment) -> list[float]:
-    total = torch.zeros(len(bare.token_ids), device=rig.device)
-    for pool in rig.memory.page_pools:
-        for plane in (pool.keys, pool.values):
-            before, after = (
-                plane[own.pages.start : own.pages.stop].flatten(0, 1)[: len(own.token_ids)].flatten(1)
-                for own in (bare, primed)
-            )
-            total += (after - before).norm(dim=1) / before.norm(dim=1)
-    moved: list[float] = total.tolist()
-    return moved
-
-
-def _outcome(own: NumberedPrompt, setting: Setting, scores: Scores, layout: Layout) -> Outcome:
-    return Outcome(own.number, setting.name, scores, layout.live_document_tokens, own.prompt.document_tokens)
+def _outcome(own: NumberedPrompt, setting: Setting, scores: Scores, layout: Layout, looked: float = 0.0) -> Outcome:
+    """looked: tokens of the pass that looks for blocks, by its share of the layers."""
+    run = len(layout.token_ids) + looked if not setting.mode.recomputes else len(own.prompt.token_ids)
+    return Outcome(
+        question=own.number,
+        setting=setting.name,
+        scores=scores,
+        live_tokens=layout.live_document_tokens,
+        document_tokens=own.prompt.document_tokens,
+        run_share=run / len(own.prompt.token_ids),
+    )

@@ -57,7 +57,8 @@ def settings_of(preset: Preset) -> tuple[Setting, ...]:
         case Preset.REFRESH:
             both = [_refreshed(Refresh(Selection.BOTH, share), Prime.START) for share in (0.15, 0.3)]
             changes = _refreshed(Refresh(Selection.PRIME_CHANGE, 0.15), Prime.START)
-            return (PUBLISHED, DEFAULT_SETTING, changes, *both)
+            served = [_refreshed(Refresh(Selection.SERVED, share), Prime.START) for share in (0.15, 0.3)]
+            return (PUBLISHED, DEFAULT_SETTING, *served, changes, *both)
         case Preset.SHORT:
             refreshed = _refreshed(Refresh(Selection.BOTH, 0.3), Prime.START)
             return (*_ablations(Prime.START), PUBLISHED_UNPRIMED, DEFAULT_SETTING, refreshed)
@@ -111,7 +112,7 @@ PUBLISHED_FRONT = tuple(Setting(Mode.COMPOSE, Prime.SYSTEM, SeamWindow(tokens)) 
 REFRESH_FRONT = (
     Setting(Mode.COMPOSE, Prime.START, SeamWindow(0)),
     Setting(Mode.COMPOSE, Prime.START, SeamWindow(8)),
-    *(_refreshed(Refresh(Selection.BOTH, share), Prime.START) for share in (0.12, 0.2, 0.3, 0.4)),
+    *(_refreshed(Refresh(Selection.SERVED, share), Prime.START) for share in (0.12, 0.2, 0.27, 0.4)),
 )
 
 

@@ -55,6 +55,7 @@ def write_record(path: Path, record: RunRecord) -> None:
             round(own.scores.divergence, 6),
             own.scores.answer,
             round(own.scores.first_divergence, 6),
+            round(own.run_share, 6),
         ]
         for own in record.outcomes
     ]
@@ -90,7 +91,12 @@ def _parse(content: dict[str, Any]) -> RunRecord:
     settings = content["settings"]
     outcomes = tuple(
         Outcome(
-            row[0], settings[row[1]], Scores(row[8], bool(row[4]), row[5], bool(row[6]), row[7], row[9]), row[2], row[3]
+            question=row[0],
+            setting=settings[row[1]],
+            scores=Scores(row[8], bool(row[4]), row[5], bool(row[6]), row[7], row[9]),
+            live_tokens=row[2],
+            document_tokens=row[3],
+            run_share=row[10],
         )
         for row in content["outcomes"]
     )

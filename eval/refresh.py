@@ -11,13 +11,13 @@ from services.worker.engine.refresh import (
     Block,
     Refreshed,
     TokenScores,
-    attention_of,
     cut_blocks,
     gather,
     prices,
+    score_of,
 )
 
-__all__ = ["choose_blocks"]
+__all__ = ["choose_blocks", "seam_tokens"]
 
 
 def choose_blocks(
@@ -34,7 +34,7 @@ def choose_blocks(
     refresh = setting.refresh
     if refresh is None:
         raise ValueError("the setting has no refresh")
-    budget = refresh.live_share * prompt.document_tokens - _seam_tokens(setting, segments)
+    budget = refresh.live_share * prompt.document_tokens - seam_tokens(setting, segments)
     if refresh.selection is Selection.SEGMENTS:
         return _choose_segments(setting, segments, orders[0], budget)
     bodies = [_body(setting, segment) for segment in segments]
@@ -48,7 +48,8 @@ def choose_blocks(
     )
 
 
-def _seam_tokens(setting: Setting, segments: Sequence[CapturedSegment]) -> int:
+def seam_tokens(setting: Setting, segments: Sequence[CapturedSegment]) -> int:
+    """Live tokens of the segments without any refresh."""
     return sum(len(segment.token_ids) - len(_body(setting, segment)) for segment in segments)
 
 
@@ -71,7 +72,7 @@ class _Ranking:
     def __call__(self, block: Block) -> float:
         if self._selection is Selection.RANDOM:
             return self._random.random()
-        attended = attention_of(block, self._token_scores)
+        attended = score_of(block, self._token_scores)
         return attended + (1e6 if self._selection is Selection.ORACLE and self._holds_evidence(block) else 0.0)
 
     def _holds_evidence(self, block: Block) -> bool:

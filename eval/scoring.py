@@ -36,13 +36,18 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One question under one setting."""
+    """One question under one setting.
+
+    run_share: tokens that run ahead of the answer, over those of a full recompute; a pass that looks for blocks to refresh
+    counts by its share of the layers.
+    """
 
     question: int
     setting: str
     scores: Scores
     live_tokens: int
     document_tokens: int
+    run_share: float = 1.0
 
 
 def find_references(

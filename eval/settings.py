@@ -48,12 +48,14 @@ class Prime(StrEnum):
 class Selection(StrEnum):
     """Which body tokens a refresh makes live.
 
-    first_layer and all_layers: blocks by the question's attention in the first or in all full-attention layers; random:
-    blocks by chance; oracle: blocks that hold the evidence, then by attention; prime_change: blocks whose keys and values
+    served: as the engine chooses, blocks by the question's attention in all full-attention layers where the state ahead of
+    the body still reaches (`reach.py`); first_layer and all_layers: by that attention in the first or in all of these layers;
+    random: by chance; oracle: blocks that hold the evidence, then by attention; prime_change: blocks whose keys and values
     differ most between the primes start and document, a choice made at capture; both: by turns the next best of
     first_layer and of prime_change; segments: whole documents by attention.
     """
 
+    SERVED = "served"
     FIRST_LAYER = "first_layer"
     ALL_LAYERS = "all_layers"
     RANDOM = "random"

@@ -28,7 +28,8 @@ class Interval:
 class Summary:
     """One setting on one group of questions; shares are of 1, loss is in points of exact match against full recompute.
 
-    divergence: nats an answer token. live_share: live document tokens over document tokens, the mean over questions.
+    divergence: nats an answer token. live_share: live document tokens over document tokens, the mean over questions, as
+    that of run_share (`Outcome`).
     reference: exact match of full recompute on the same questions.
     """
 
@@ -40,6 +41,7 @@ class Summary:
     agreement: float
     divergence: float
     live_share: float
+    run_share: float
     reference: float
     loss: Interval
 
@@ -70,6 +72,7 @@ def _summary(setting: str, group: str, found: Sequence[Outcome], expected: Seque
         agreement=float(np.mean([own.scores.agrees for own in found])),
         divergence=float(np.mean([own.scores.divergence for own in found])),
         live_share=float(np.mean([own.live_tokens / own.document_tokens for own in found])),
+        run_share=float(np.mean([own.run_share for own in found])),
         reference=float(reference.mean()),
         loss=paired_loss(reference, exact, seed),
     )

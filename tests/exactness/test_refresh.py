@@ -1,12 +1,15 @@
 """Refreshed blocks of every family: where the state at their head is known, their keys are those of a full recompute."""
 
+import math
+
 import torch
 
 from services.worker.engine.combine import CombinePass, CombineRows
 from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile
+from services.worker.engine.reach import renewal_scores
 from services.worker.engine.refresh import Side
-from services.worker.engine.refreshed_rows import RefreshedRows
+from services.worker.engine.refreshed_rows import AttendingRows, RefreshedRows
 from services.worker.engine.seam import SeamWindow
 from services.worker.engine.sweep import Sweep
 from services.worker.mixers.linear import LinearMixer
@@ -53,6 +56,30 @@ def test_a_block_at_the_bodys_head_is_exact(make_rig: RigFactory, variant: Varia
         # Of attention layers, the second one's keys hang on the first one's, which never change.
         bare = Side(later.start, later.start, later.stop)
         assert_far(keys_of(rig, CombinePart(SEGMENT, state, sides=(bare,)), later), expected[-len(later) :])
+
+
+@torch.inference_mode()
+def test_what_is_wanted_is_attended_to_and_reached(make_rig: RigFactory, variant: Variant) -> None:
+    """Every full-attention layer gives each of the question's tokens a mass of one; bodies keep what their head reaches."""
+    rig = make_rig(CaptureProfile(SeamWindow(WINDOW), PRIME))
+    (state,) = rig.capture(SEGMENT)
+    parts = (CombinePart(SYSTEM), CombinePart(SEGMENT, state), CombinePart(QUESTION))
+    one = CombinePass(rig.context, CombinePlan(None, parts, 4))
+    attending = AttendingRows(rig.context, one, len(QUESTION))
+    finish(Sweep(rig.context, [attending]).run())
+    layers = sum(not isinstance(layer.mixer, LinearMixer) for layer in rig.context.model.layers)
+    assert_close(attending.attention.sum(), torch.tensor(float(layers * len(QUESTION))))
+    scores = renewal_scores(one.plan, attending.attention)
+    first, behind = len(SYSTEM) + WINDOW, len(SYSTEM) + len(SEGMENT)
+    assert torch.equal(scores[:first], attending.attention[:first])
+    assert torch.equal(scores[behind:], attending.attention[behind:])
+    decays = [float(own) for plane in state.planes for own in plane.decay]
+    for place in range(first, behind):
+        left = [decay ** ((place - first) / (behind - first)) for decay in decays] or [1.0]
+        expected = float(attending.attention[place]) * sum(left) / len(left)
+        assert math.isclose(float(scores[place]), expected, rel_tol=1e-4, abs_tol=1e-9)
+    assert (scores[behind - 1] < attending.attention[behind - 1]) == bool(decays)
+    one.release()
 
 
 def test_stored_rows_are_cut_anywhere(make_rig: RigFactory, variant: Variant) -> None:

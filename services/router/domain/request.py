@@ -136,7 +136,7 @@ class Cold(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """How many of the most attended blocks of segments are recomputed in place; None: as many as fit into the budget.
+    """How many blocks of segments are recomputed in place, the most wanted ones; None: as many as fit into the budget.
 
     budget_seconds: from the engine's admission to the first token.
     """

@@ -16,6 +16,7 @@ from services.worker.engine.combine import CombinePass, CombineRows, Prompt
 from services.worker.engine.context import EngineContext
 from services.worker.engine.ordered_captures import OrderedCaptures
 from services.worker.engine.prompt_refresh import choose, question_tokens, refresh_plan
+from services.worker.engine.reach import renewal_scores
 from services.worker.engine.refreshed_rows import AttendingRows, RefreshedRows
 from services.worker.engine.requests import EngineError, FailedEvent, GenerateRequest
 from services.worker.engine.sweep import ALL_LAYERS, Rows
@@ -63,13 +64,13 @@ class AdmittedPrompt:
         return self.captures.runs_ahead or (self.chooses and bool(self.captures.keys))
 
     def refresh(self, attention: torch.Tensor) -> None:
-        """Take the blocks to be refreshed, by how much of the question's attention falls on every token."""
+        """Take the blocks to be refreshed, by how much of the question's attention falls on every token and what reaches it."""
         order, elapsed = self.request.refresh, time.monotonic() - self.admitted_at
         self.chooses = False
         if order is None:
             return
         plan = self.combine.plan
-        refreshed = choose(plan, order, attention.tolist(), elapsed)
+        refreshed = choose(plan, order, renewal_scores(plan, attention).tolist(), elapsed)
         self.resolved = self.resolved.refresh(refreshed)
         if any(refreshed.blocks) or refreshed.whole:
             self.combine.refresh(refresh_plan(plan, refreshed))

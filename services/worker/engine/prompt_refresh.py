@@ -13,7 +13,7 @@ from services.worker.engine.refresh import (
     count_within,
     cut_blocks,
     gather,
-    most_attended,
+    most_wanted,
     prices,
     sides_of,
     tokens_within,
@@ -33,8 +33,11 @@ def most_tokens(plan: CombinePlan, order: RefreshOrder) -> int:
         return min(in_bodies, order.blocks * (BLOCKS.block_tokens + BLOCKS.replay_tokens))
     if order.cost is None:
         return 0
-    found = tokens_within(in_bodies, plan.num_live, order.cost, order.budget_seconds)
-    return 0 if found < BLOCKS.block_tokens else found
+    # The pass that looks takes its time out of the budget.
+    left = order.budget_seconds - order.cost.seconds(plan.num_live)
+    if tokens_within(in_bodies, plan.num_live, order.cost, left) < BLOCKS.block_tokens:
+        return 0
+    return tokens_within(in_bodies, plan.num_live, order.cost, order.budget_seconds)
 
 
 def question_tokens(plan: CombinePlan) -> int:
@@ -43,13 +46,13 @@ def question_tokens(plan: CombinePlan) -> int:
     return min(sum(len(part.token_ids) for part in plan.parts[last + 1 :]), _MOST_QUESTION_TOKENS)
 
 
-def choose(plan: CombinePlan, order: RefreshOrder, attention: Sequence[float], elapsed_seconds: float) -> Refreshed:
+def choose(plan: CombinePlan, order: RefreshOrder, scores: Sequence[float], elapsed_seconds: float) -> Refreshed:
     """The blocks of the plan's parts, by number of the part, within what is reserved for them.
 
-    attention: what falls on each token of the prompt; elapsed_seconds: since admission.
+    scores: how much each token of the prompt wants renewal; elapsed_seconds: since admission.
     """
     bodies = [part.body for part in plan.parts]
-    ranked = most_attended(cut_blocks(bodies, BLOCKS.block_tokens), _by_part(plan, attention))
+    ranked = most_wanted(cut_blocks(bodies, BLOCKS.block_tokens), _by_part(plan, scores))
     if order.blocks is not None:
         return gather(ranked[: order.blocks], bodies)
     if order.cost is None:
@@ -59,8 +62,8 @@ def choose(plan: CombinePlan, order: RefreshOrder, attention: Sequence[float], e
     return gather(ranked[:count], bodies)
 
 
-def _by_part(plan: CombinePlan, attention: Sequence[float]) -> list[Sequence[float]]:
-    tokens = iter(attention[plan.prefix_tokens :])
+def _by_part(plan: CombinePlan, scores: Sequence[float]) -> list[Sequence[float]]:
+    tokens = iter(scores[plan.prefix_tokens :])
     return [list(islice(tokens, len(part.token_ids))) for part in plan.parts]
 
 

@@ -14,12 +14,12 @@ __all__ = [
     "Side",
     "SweepCost",
     "TokenScores",
-    "attention_of",
     "count_within",
     "cut_blocks",
     "gather",
-    "most_attended",
+    "most_wanted",
     "prices",
+    "score_of",
     "sides_of",
     "tokens_within",
 ]
@@ -88,7 +88,7 @@ class SweepCost:
 
 @dataclass(frozen=True, slots=True)
 class RefreshOrder:
-    """Refresh the `blocks` most attended blocks, or, where that is None, as many as a budget of seconds has room for.
+    """Refresh the `blocks` most wanted blocks, or, where that is None, as many as a budget of seconds has room for.
 
     The seconds run from admission to the first token; cost: what a sweep takes, None where that is not measured yet, and
     then nothing is refreshed under a budget.
@@ -108,14 +108,14 @@ def cut_blocks(bodies: Sequence[range], block_tokens: int) -> list[Block]:
     ]
 
 
-def attention_of(block: Block, token_scores: TokenScores) -> float:
+def score_of(block: Block, token_scores: TokenScores) -> float:
     """What falls on a block, of scores of every segment's tokens."""
     return sum(token_scores[block.segment][block.start : block.stop])
 
 
-def most_attended(blocks: Iterable[Block], token_scores: TokenScores) -> list[Block]:
-    """The most attended first; of equals, the earlier."""
-    return sorted(blocks, key=lambda block: attention_of(block, token_scores), reverse=True)
+def most_wanted(blocks: Iterable[Block], token_scores: TokenScores) -> list[Block]:
+    """The highest score first; of equals, the earlier."""
+    return sorted(blocks, key=lambda block: score_of(block, token_scores), reverse=True)
 
 
 def prices(blocks: Iterable[Block], bodies: Sequence[range], replay_tokens: int) -> Iterator[int]:

@@ -20,9 +20,9 @@ __all__ = ["AttendingRows", "RefreshedRows", "attention_depth", "fade"]
 
 
 def attention_depth(context: EngineContext) -> int:
-    """Layers up to the first one with full attention; 0 where there is none."""
+    """Layers up to the last one with full attention; 0 where there is none."""
     kinds = [isinstance(layer.mixer, PagedAttention) for layer in context.model.layers]
-    return kinds.index(True) + 1 if True in kinds else 0
+    return len(kinds) - kinds[::-1].index(True) if True in kinds else 0
 
 
 def fade(states: torch.Tensor, decays: torch.Tensor, fractions: torch.Tensor) -> torch.Tensor:
@@ -34,17 +34,16 @@ def fade(states: torch.Tensor, decays: torch.Tensor, fractions: torch.Tensor) ->
 
 
 class AttendingRows(CombineRows):
-    """One prompt's live tokens through the first full-attention layer.
+    """One prompt's live tokens through all full-attention layers.
 
-    attention `[positions]`: what of its last `question_tokens` tokens falls on each token there.
+    attention `[positions]`: what of its last `question_tokens` tokens falls on each token, the sum of these layers.
     """
-
-    attention: torch.Tensor
 
     def __init__(self, context: EngineContext, one: CombinePass, question_tokens: int) -> None:
         super().__init__(context, [one])
         self._question_tokens = question_tokens
         self._depth = attention_depth(context)
+        self.attention = torch.zeros(one.plan.num_tokens, device=context.device)
 
     @property
     def num_layers(self) -> int:
@@ -60,7 +59,8 @@ class AttendingRows(CombineRows):
         """See `Rows`."""
         mixed = super().mix(mixer, normed)
         if isinstance(mixer, PagedAttention):
-            (self.attention,) = question_attention(mixer, normed, self.batch, [self._question_tokens])
+            (found,) = question_attention(mixer, normed, self.batch, [self._question_tokens])
+            self.attention += found
         return mixed
 
 

@@ -8,13 +8,22 @@ from eval.budget import budget_rows, budget_table
 from eval.presets import DEFAULT_SETTING, PUBLISHED, PUBLISHED_FRONT, REFRESH_FRONT
 from eval.scoring import Outcome, Scores
 
+# Tokens of the pass that looks for blocks.
+LOOKED = 9
 SETTINGS = ["off", *(own.name for own in (DEFAULT_SETTING, *PUBLISHED_FRONT, *REFRESH_FRONT))]
 
 
 def _outcomes(wrong: dict[str, int], live: dict[str, int], questions: int = 20) -> list[Outcome]:
     """The first `wrong` questions of a setting are answered wrongly, with `live` of 100 document tokens."""
     return [
-        Outcome(number, setting, Scores("x", number >= wrong.get(setting, 0), 1.0, True, 0.1, 0.1), live[setting], 100)
+        Outcome(
+            question=number,
+            setting=setting,
+            scores=Scores("x", number >= wrong.get(setting, 0), 1.0, True, 0.1, 0.1),
+            live_tokens=live[setting],
+            document_tokens=100,
+            run_share=(live[setting] + LOOKED) / 100,
+        )
         for setting in SETTINGS
         for number in range(questions)
     ]
@@ -36,6 +45,17 @@ def test_a_front_that_is_better_everywhere_and_one_that_is_not() -> None:
     assert _values(_outcomes(lossy | {own.name: 9 for own in REFRESH_FRONT}, live))[matched] == 0
 
 
+def test_both_passes_count_towards_the_time() -> None:
+    """32 live tokens of 100 and the pass that looks for them are 41 % of a full recompute's."""
+    last = REFRESH_FRONT[-1].name
+    lossy = {own.name: 8 for own in PUBLISHED_FRONT} | {own.name: 4 for own in REFRESH_FRONT} | {last: 1}
+    ratios = []
+    for live in (30, 32):
+        values = _values(_outcomes(lossy, dict.fromkeys(SETTINGS, 20) | {last: live}))
+        ratios += [value for name, value in values.items() if "tokens run, over" in name]
+    assert ratios == [0.125, 0.5]
+
+
 def test_only_questions_that_all_settings_were_asked_count() -> None:
     live = dict.fromkeys(SETTINGS, 30)
     outcomes = [own for own in _outcomes({}, live) if own.setting != PUBLISHED.name or own.question < 7]
@@ -50,5 +70,6 @@ def test_the_table_names_every_setting(tmp_path: Path) -> None:
     for setting in SETTINGS:
         assert sum(f"| {setting} |" in line for line in table) == 1
     assert any(
-        "| published | compose w8 prime system | 30.0 % | 80.0 |" in line and "20.00 [" in line for line in table
+        "| published | compose w8 prime system | 30.0 % | 39.0 % | 80.0 |" in line and "20.00 [" in line
+        for line in table
     )

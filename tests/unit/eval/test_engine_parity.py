@@ -16,6 +16,7 @@ from eval.prompts import EvalPrompt, EvidenceTokens
 from eval.refresh import choose_blocks
 from eval.rig import PAGE_TOKENS, Rig
 from eval.settings import Mode, Prime, Refresh, Selection, Setting
+from eval.token_scores import by_document, reached
 from services.blob.encodings import EXACT, StateEncoding
 from services.worker.engine.capture import CapturePass, capture_prime
 from services.worker.engine.combine import CombinePass
@@ -23,6 +24,7 @@ from services.worker.engine.combine_plan import CombinePart, CombinePlan
 from services.worker.engine.context import CaptureProfile, EngineContext
 from services.worker.engine.prompt_refresh import choose, question_tokens, refresh_plan
 from services.worker.engine.question import question_attention
+from services.worker.engine.reach import renewal_scores
 from services.worker.engine.refresh import Refreshed, RefreshOrder
 from services.worker.engine.refreshed_rows import AttendingRows, RefreshedRows
 from services.worker.engine.seam import SeamWindow
@@ -217,7 +219,7 @@ def _engine_refresh(
         one = CombinePass(context, CombinePlan(None, parts, 4, refresh_tokens=sum(LENGTHS)))
         attending = AttendingRows(context, one, question_tokens(one.plan))
         _finish(Sweep(context, [attending]).run())
-        chosen = choose(one.plan, RefreshOrder(4), attending.attention.tolist(), 0.0)
+        chosen = choose(one.plan, RefreshOrder(4), renewal_scores(one.plan, attending.attention).tolist(), 0.0)
         if blocks is not None:
             chosen = Refreshed(((), *(tuple(own) for own in blocks), ()))
         one.refresh(refresh_plan(one.plan, chosen))
@@ -247,7 +249,7 @@ def test_refreshed_blocks_give_the_engines_logits(
 
 def test_both_choose_the_same_blocks(rig: Rig, checkpoint: Path, segments: list[CapturedSegment]) -> None:
     _, blocks, attention = _engine_refresh(checkpoint, None)
-    refresh = Refresh(Selection.FIRST_LAYER, 0.0, 16, 8)
+    refresh = Refresh(Selection.SERVED, 0.0, 16, 8)
     found: list[torch.Tensor] = []
 
     def watch(mixer: Mixer, normed: torch.Tensor, batch: CombineBatch) -> None:
@@ -255,11 +257,11 @@ def test_both_choose_the_same_blocks(rig: Rig, checkpoint: Path, segments: list[
             found.extend(question_attention(mixer, normed, batch, [len(PROMPT.closing)]))
 
     plain = lay_out(rig, PROMPT, Setting(Mode.COMPOSE, Prime.START, WINDOW), segments, None, reserve=8)
-    kinds = [isinstance(layer.mixer, PagedAttention) for layer in rig.model.layers]
-    PromptBatch(rig, [plain]).combine(kinds.index(True) + 1, watch)
-    assert _error(found[0], attention) < 1e-4
-    starts = [len(PROMPT.opening) + sum(LENGTHS[:index]) for index in range(len(LENGTHS))]
-    scores = [found[0][start : start + length].tolist() for start, length in zip(starts, LENGTHS, strict=True)]
+    PromptBatch(rig, [plain]).combine(None, watch)
+    total = torch.stack(found).sum(0)
+    assert _error(total, attention) < 1e-4
+    attended = by_document(PROMPT, total.tolist())
+    scores = [reached(*own, Setting(Mode.COMPOSE, Prime.START, WINDOW)) for own in zip(segments, attended, strict=True)]
     counts = []
     for share in range(1, 101):
         setting = Setting(Mode.COMPOSE, Prime.START, WINDOW, refresh=replace(refresh, live_share=share / 100))

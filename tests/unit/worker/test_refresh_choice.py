@@ -15,7 +15,7 @@ from services.worker.engine.refresh import (
     count_within,
     cut_blocks,
     gather,
-    most_attended,
+    most_wanted,
     prices,
     sides_of,
 )
@@ -61,7 +61,7 @@ def test_what_is_priced_runs_and_is_refreshed(body_lengths: list[int], seed: int
     starts = [0, *accumulate(len(part.token_ids) for part in plan.parts)]
     scores = scores_of(plan, seed)
     own = [scores[start : start + len(part.token_ids)] for start, part in zip(starts, plan.parts, strict=False)]
-    ranked = most_attended(blocks, own)
+    ranked = most_wanted(blocks, own)
     sums = [sum(own[block.segment][block.start : block.stop]) for block in ranked]
     assert sums == sorted(sums, reverse=True)
     taken = ranked[:count]
@@ -108,3 +108,12 @@ def test_a_choice_stays_within_what_is_reserved(
         assert done.live_tokens + done.reused_tokens == len(part.token_ids)
         assert done.live_tokens == len(part.walked_ids) + done.refreshed_tokens
     assert question_tokens(plan) == 9
+
+
+def test_a_budget_without_room_for_both_passes_looks_for_nothing() -> None:
+    """The first one is a sweep over the live tokens; then a block has to fit beside them."""
+    plan, cost = plan_of([90, 90]), SweepCost(1.0, 0.01)
+    needed = 2 * cost.seconds(plan.num_live) + BLOCKS.block_tokens * cost.token_seconds
+    assert most_tokens(plan, RefreshOrder(None, needed - 0.01, cost)) == 0
+    # Some of the first pass's time may be left over, and is reserved for.
+    assert most_tokens(plan, RefreshOrder(None, needed + 0.01, cost)) > BLOCKS.block_tokens
