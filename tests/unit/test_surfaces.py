@@ -45,6 +45,7 @@ SURFACES = {
     ],
     "services.common.settings": ["PeerSettings", "ServiceSettings", "SettingsError"],
     "services.common.buckets": ["INTER_TOKEN", "REQUEST", "STAGE", "TIME_TO_FIRST_TOKEN"],
+    "services.common.streams": ["DrainedStreams", "OpenStream"],
     "services.common.tracing": [
         "TRACE_HEADER", "add_span", "configure_tracing", "current_span", "serve_rpc", "trace_parent",
     ],

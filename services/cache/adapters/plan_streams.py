@@ -1,41 +1,22 @@
 """Streams of plans: each is answered as soon as it is made, beside the others of its stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
 
 from hypic.v1 import cache_pb2 as pb
+
+from services.common.streams import DrainedStreams
 
 __all__ = ["PlanStreams"]
 
 _Answer = Callable[[pb.PlanRequest], Awaitable[pb.PlanResponse]]
 
 
-class PlanStreams:
+class PlanStreams(DrainedStreams[pb.PlanRequest, pb.PlanResponse]):
     """All open streams. `answer` raises nothing."""
 
     def __init__(self, answer: _Answer) -> None:
-        self._answer = answer
-        self._streams: set[_PlanStream] = set()
-        self._is_draining = False
-
-    async def serve(self, requests: AsyncIterable[pb.PlanRequest]) -> AsyncGenerator[pb.PlanResponse]:
-        """The answers to the plans of one stream, until the caller ends it or the streams are drained."""
-        if self._is_draining:
-            return
-        stream = _PlanStream(self._answer, requests)
-        self._streams.add(stream)
-        try:
-            while (response := await stream.next_answer()) is not None:
-                yield response
-        finally:
-            self._streams.discard(stream)
-            stream.cancel()
-
-    def drain(self) -> None:
-        """Read no further plan; every stream ends with the answers to those that were read, a new one at once."""
-        self._is_draining = True
-        for stream in self._streams:
-            stream.stop_reading()
+        super().__init__(lambda requests: _PlanStream(answer, requests))
 
 
 class _PlanStream:
@@ -50,7 +31,7 @@ class _PlanStream:
         # Behind the task: one that is cancelled before it begins runs nothing of itself.
         self._reading.add_done_callback(lambda _: self._answers.put_nowait(None))
 
-    async def next_answer(self) -> pb.PlanResponse | None:
+    async def next_message(self) -> pb.PlanResponse | None:
         """None behind the last one."""
         while self._num_unanswered or not self._reading.done():
             response = await self._answers.get()

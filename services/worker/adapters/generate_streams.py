@@ -8,6 +8,7 @@ from functools import partial
 from hypic.v1 import cache_pb2, worker_pb2
 
 from services.common.errors import DeadlineError, HypicError, InternalError, status_code
+from services.common.streams import DrainedStreams
 from services.common.telemetry import get_logger, set_request_id
 from services.common.tracing import serve_rpc
 
@@ -18,34 +19,11 @@ _GENERATE = "/hypic.v1.WorkerService/Generate"
 _LAST_EVENTS = ("finished", "released")
 
 
-class GenerateStreams:
+class GenerateStreams(DrainedStreams[worker_pb2.GenerateOrders, worker_pb2.GenerateEvents]):
     """All open streams. answer: one call's events; its errors end that call alone, and it is closed when its caller leaves it."""
 
     def __init__(self, answer: _Answer) -> None:
-        self._answer = answer
-        self._streams: set[_GenerateStream] = set()
-        self._is_draining = False
-
-    async def serve(
-        self, orders: AsyncIterable[worker_pb2.GenerateOrders]
-    ) -> AsyncGenerator[worker_pb2.GenerateEvents]:
-        """The events of one stream, until the caller ends it or the streams are drained."""
-        if self._is_draining:
-            return
-        stream = _GenerateStream(self._answer, orders)
-        self._streams.add(stream)
-        try:
-            while (events := await stream.next_events()) is not None:
-                yield events
-        finally:
-            self._streams.discard(stream)
-            stream.cancel()
-
-    def drain(self) -> None:
-        """Read no further order; every stream ends with the calls that were read, a new one at once."""
-        self._is_draining = True
-        for stream in self._streams:
-            stream.stop_reading()
+        super().__init__(lambda orders: _GenerateStream(answer, orders))
 
 
 class _GenerateStream:
@@ -58,7 +36,7 @@ class _GenerateStream:
         self._reading = asyncio.create_task(self._read())
         self._reading.add_done_callback(lambda _: self._has_news.set())
 
-    async def next_events(self) -> worker_pb2.GenerateEvents | None:
+    async def next_message(self) -> worker_pb2.GenerateEvents | None:
         """What has been said since the last time, at least one event; None behind the last one."""
         while not self._said.events:
             if self._reading.done() and not self._calls:
