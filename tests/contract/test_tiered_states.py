@@ -180,7 +180,7 @@ async def test_memory_that_cannot_be_had_is_no_fault_of_the_prompt(
         def fail(*_: object, **__: object) -> torch.Tensor:
             raise torch.OutOfMemoryError("no memory")
 
-        monkeypatch.setattr(transfer, "_empty_plane", fail)
+        monkeypatch.setattr(transfer, "empty_planes", fail)
         assert await _fetch(running) == Fetched(reason="no_room")
         monkeypatch.undo()
         assert await _fetch(running) == Fetched(tier="host")

@@ -31,8 +31,8 @@ def plant_transition(module):
     mixer = module.LinearMixer
     body = mixer._body
 
-    def changed(self, plane, position):
-        found = body(self, plane, position)
+    def changed(self, plane, *given):
+        found = body(self, plane, *given)
         if found is None or not planted("transition"):
             return found
         kept = 4 * torch.eye(found.transition.shape[-1]).expand_as(found.transition)
