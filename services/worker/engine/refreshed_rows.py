@@ -7,7 +7,6 @@ import torch
 from services.worker.engine.combine import CombinePass, CombineRows
 from services.worker.engine.combine_plan import SideRun
 from services.worker.engine.context import EngineContext
-from services.worker.engine.packed_prompts import locate_bodies
 from services.worker.engine.question import question_attention
 from services.worker.mixers.batch import CombineBatch, LinearSlots, LinearSnapshot, Mixer
 from services.worker.mixers.linear import LinearMixer
@@ -123,8 +122,7 @@ class RefreshedRows(CombineRows):
         token_ids, positions, write_slots, slots, is_fresh, self.last_rows, self._walked, sides = send_columns(
             columns, device, torch.int64
         )
-        addresses = locate_bodies(self._context, packed)
-        sent = None if addresses is None else addresses.send(device)
+        sent = None if self.places is None else self.places.send(device)
         walked = PagedQueries(positions[self._walked], (), ())
         self.batch = packed.batch(walked, write_slots, slots, is_fresh.bool(), sent)
         queries = PagedQueries(positions, (0, len(layout.positions)), packed.tables, on_host=layout.positions)

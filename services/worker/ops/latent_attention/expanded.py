@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from services.worker.ops.columns import send_columns
 from services.worker.ops.latent_attention.types import Expansion
 from services.worker.ops.paged_attention import AttentionShape, PagedQueries, PageRow, PageRun, PageTable
 from services.worker.ops.paged_attention import dispatch as paged_attention
@@ -47,7 +48,8 @@ class _View:
         pages = list(dict.fromkeys(page for entry in entries for page in entry.pages))
         number = {page: index for index, page in enumerate(pages)}
         tables = [_renumber(table, number) for table in asked.tables]
-        return cls(torch.tensor(pages).to(asked.positions.device), replace(asked, tables=tables, prepared={}))
+        (sent,) = send_columns([pages], asked.positions.device, torch.int64)
+        return cls(sent, replace(asked, tables=tables, prepared={}))
 
 
 def _renumber(table: PageTable, number: dict[int, int]) -> PageTable:
