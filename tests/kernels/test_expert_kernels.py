@@ -136,7 +136,7 @@ def test_half_precision_in_every_tile(rows: int, monkeypatch: pytest.MonkeyPatch
     """Within what rounding the activations and every expert's part costs; the interpreter multiplies no bf16."""
     half, tolerance = (torch.bfloat16, 1e-2) if device.type == "cuda" else (torch.float16, 2e-3)
     block = _draw(21, device, dtype=half)
-    sized = {16: 1, 32: 20 * NUM_EXPERTS, 64: 100 * NUM_EXPERTS, 128: 300 * NUM_EXPERTS}[rows]
+    sized = {16: 1, 32: 20 * NUM_EXPERTS, 64: 50 * NUM_EXPERTS, 128: 300 * NUM_EXPERTS}[rows]
     chosen = kernels._Tiles.of(sized, NUM_EXPERTS, half)
     assert chosen.rows == rows
     monkeypatch.setattr(kernels._Tiles, "of", lambda *_: chosen)

@@ -173,8 +173,9 @@ def _sum_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Channels of one step of a product, and how a program takes it."""
+    """How a program of one product works: columns of weights that it holds, channels of a step, warps, and stages in flight."""
 
+    columns: int
     channels: int
     warps: int
     stages: int
@@ -182,10 +183,9 @@ class _Steps:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """rows of pairs by columns of weights; a tile of the first product has half its columns of each half."""
+    """rows of pairs in a tile; a tile of the first product has half its columns of each half."""
 
     rows: int
-    columns: int
     gate_up: _Steps
     down: _Steps
 
@@ -195,14 +195,15 @@ class _Tiles:
 
         Few pairs make few programs, of which each has more loads under way.
         """
-        rows = next((rows for rows, most in ((16, 12), (32, 28), (64, 224)) if pairs <= most * experts), 128)
+        rows = next((rows for rows, most in ((16, 12), (32, 28), (64, 72)) if pairs <= most * experts), 128)
         if dtype == torch.float32:
-            steps = _Steps(32, warps=4, stages=2)
-            return cls(min(rows, 64), 64, steps, steps)
+            steps = _Steps(64, 32, warps=4, stages=2)
+            return cls(min(rows, 64), steps, steps)
         if rows == 16:
-            return cls(rows, 64, _Steps(256, 2, 5 if pairs <= _FEW_PAIRS else 3), _Steps(128, 2, 3))
-        steps = _Steps(64, warps=4, stages=4) if rows < 128 else _Steps(64, warps=8, stages=3)
-        return cls(rows, 128 if rows < 128 else 256, steps, steps)
+            return cls(rows, _Steps(64, 256, 2, 5 if pairs <= _FEW_PAIRS else 3), _Steps(64, 128, 2, 3))
+        if rows == 128:
+            return cls(rows, _Steps(256, 64, warps=8, stages=4), _Steps(256, 64, warps=8, stages=4))
+        return cls(rows, _Steps(256, 64, warps=4, stages=4), _Steps(128, 64, warps=4, stages=3))
 
     def most(self, pairs: int, experts: int) -> int:
         """An upper bound on the number of tiles, whatever was chosen."""
@@ -268,14 +269,14 @@ def feed_forward(
     activated = hidden.new_empty(tokens * top, size)
     parts = hidden.new_empty(tokens * top, channels)
     shape = {"BM": tiles.rows, "BE": max(16, triton.next_power_of_2(num_experts)), "PRECISION": "tf32x3"}
-    _gate_up_kernel[(triton.cdiv(size, tiles.columns // 2), most)](
+    _gate_up_kernel[(triton.cdiv(size, tiles.gate_up.columns // 2), most)](
         hidden.contiguous(), gate_up, order.pairs, order.firsts, activated, num_experts, channels, size,
-        TOP=top, BN=tiles.columns // 2, BK=tiles.gate_up.channels, **shape,
+        TOP=top, BN=tiles.gate_up.columns // 2, BK=tiles.gate_up.channels, **shape,
         num_warps=tiles.gate_up.warps, num_stages=tiles.gate_up.stages,
     )  # fmt: skip
-    _down_kernel[(triton.cdiv(channels, tiles.columns), most)](
+    _down_kernel[(triton.cdiv(channels, tiles.down.columns), most)](
         activated, down, choice.weights.contiguous(), order.pairs, order.firsts, parts, num_experts, channels, size,
-        BN=tiles.columns, BK=tiles.down.channels, **shape,
+        BN=tiles.down.columns, BK=tiles.down.channels, **shape,
         num_warps=tiles.down.warps, num_stages=tiles.down.stages,
     )  # fmt: skip
     return _sum(parts.view(tokens, top, channels), shared, residual)
