@@ -25,12 +25,19 @@ class Called:
 CalledEvent = ReplyEvent | Called
 
 
-def with_calls(events: AsyncGenerator[ReplyEvent], tools: Sequence[Tool]) -> AsyncGenerator[CalledEvent]:
-    """The reply with calls of these tools taken out of its text. A choice that stops by itself with calls ends for them."""
-    return _find_calls(events, tools) if tools else events
+def with_calls(
+    events: AsyncGenerator[ReplyEvent], tools: Sequence[Tool], ends_for_calls: bool = True
+) -> AsyncGenerator[CalledEvent]:
+    """The reply with calls of these tools taken out of its text.
+
+    ends_for_calls: a choice that stops by itself with calls says that it ends for them.
+    """
+    return _find_calls(events, tools, ends_for_calls) if tools else events
 
 
-async def _find_calls(events: AsyncGenerator[ReplyEvent], tools: Sequence[Tool]) -> AsyncGenerator[CalledEvent]:
+async def _find_calls(
+    events: AsyncGenerator[ReplyEvent], tools: Sequence[Tool], ends_for_calls: bool
+) -> AsyncGenerator[CalledEvent]:
     finders: dict[int, _Finder] = {}
     async with aclosing(events):
         async for event in events:
@@ -38,7 +45,7 @@ async def _find_calls(events: AsyncGenerator[ReplyEvent], tools: Sequence[Tool])
                 yield event
                 continue
             if event.choice not in finders:
-                finders[event.choice] = _Finder(tools, event.choice)
+                finders[event.choice] = _Finder(tools, event.choice, ends_for_calls)
             for found in finders[event.choice].take(event):
                 yield found
 
@@ -46,8 +53,9 @@ async def _find_calls(events: AsyncGenerator[ReplyEvent], tools: Sequence[Tool])
 class _Finder:
     """The calls of one choice. Tokens whose log probabilities were asked for go with the text that is shown next."""
 
-    def __init__(self, tools: Sequence[Tool], choice: int) -> None:
+    def __init__(self, tools: Sequence[Tool], choice: int, ends_for_calls: bool) -> None:
         self._parser = ToolCallParser(tools)
+        self._ends_for_calls = ends_for_calls
         self._choice = choice
         self._tokens: tuple[ShownToken, ...] = ()
         self._num_calls = 0
@@ -61,7 +69,7 @@ class _Finder:
         yield from self._found(self._parser.flush())
         if self._tokens:
             yield self._delta("")
-        is_call = self._num_calls and event.reason is FinishReason.STOP
+        is_call = self._ends_for_calls and self._num_calls and event.reason is FinishReason.STOP
         yield replace(event, reason=FinishReason.TOOL_CALLS) if is_call else event
 
     def _found(self, pieces: Iterable[str | ToolCall]) -> Iterator[CalledEvent]:

@@ -1,12 +1,13 @@
 """From Anthropic's JSON to a request of the domain."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from services.router.adapters.anthropic_schema import (
     AnthropicMessage,
     AnthropicTool,
+    AnthropicToolChoice,
     CountBody,
     MessagesBody,
     ToolResultBlock,
@@ -15,6 +16,7 @@ from services.router.adapters.anthropic_schema import (
 from services.router.adapters.documents import LocatedDocument, refuse_conflicts
 from services.router.adapters.fields import read, read_object
 from services.router.adapters.parse import ParsedRequest, check_parts, read_content, reuse_options
+from services.router.adapters.tool_choice import NO_TOOLS, ToolChoice, any_tool, one_tool
 from services.router.adapters.tool_schema import read_tools
 from services.router.domain.request import (
     ChatPrompt,
@@ -27,7 +29,7 @@ from services.router.domain.request import (
     Text,
 )
 from services.router.domain.tenancy import Caller
-from services.router.domain.tools import ToolCall, json_text
+from services.router.domain.tools import Tool, ToolCall, json_text
 
 __all__ = ["parse_messages", "parse_prompt"]
 
@@ -40,6 +42,7 @@ def parse_messages(body: object, caller: Caller, max_parts: int) -> ParsedReques
     """
     asked = read(MessagesBody, read_object(body, ""), "")
     prompt = _prompt(asked, max_parts)
+    choice = _choice(asked.tool_choice, prompt.tools)
     request = GenerationRequest(
         model=asked.model,
         prompt=prompt,
@@ -48,6 +51,7 @@ def parse_messages(body: object, caller: Caller, max_parts: int) -> ParsedReques
             top_p=1.0 if asked.top_p is None else asked.top_p,
             top_k=asked.top_k or 0,
             max_tokens=asked.max_tokens,
+            grammar=choice.forced,
         ),
         stop=tuple(asked.stop_sequences or ()),
         options=reuse_options(asked.hypic),
@@ -55,9 +59,8 @@ def parse_messages(body: object, caller: Caller, max_parts: int) -> ParsedReques
         max_in_flight=caller.quotas.max_requests_in_flight,
         rates=caller.quotas.rates,
     )
-    may_call = asked.tool_choice is None or asked.tool_choice.type == "auto"
     ignored = tuple(sorted(asked.model_extra or {}))
-    return ParsedRequest(request, bool(asked.stream), True, ignored, prompt.tools if may_call else ())
+    return ParsedRequest(request, bool(asked.stream), True, ignored, choice)
 
 
 def parse_prompt(body: object, max_parts: int) -> tuple[str, ChatPrompt]:
@@ -68,6 +71,27 @@ def parse_prompt(body: object, max_parts: int) -> tuple[str, ChatPrompt]:
     """
     asked = read(CountBody, read_object(body, ""), "")
     return asked.model, _prompt(asked, max_parts)
+
+
+def _choice(asked: AnthropicToolChoice | None, tools: Sequence[Tool]) -> ToolChoice:
+    """A choice that can be made of these tools.
+
+    Raises:
+        PromptError: it cannot; names the field.
+    """
+    kind, is_single = ("auto", False) if asked is None else (asked.type, bool(asked.disable_parallel_tool_use))
+    if asked is not None and (asked.name is not None) is not (kind == "tool"):
+        raise PromptError("tool_choice.name: stands with the type tool, and with no other", param="tool_choice.name")
+    if asked is not None and asked.name is not None:
+        return one_tool(tools, asked.name, "tool_choice.name")
+    if kind == "any":
+        return any_tool(tools, not is_single)
+    if is_single and kind == "auto":
+        param = "tool_choice.disable_parallel_tool_use"
+        raise PromptError(
+            f"{param}: a free choice cannot be held to one call; send the type any or tool with it", param=param
+        )
+    return NO_TOOLS if kind == "none" else ToolChoice(tuple(tools))
 
 
 def _prompt(asked: CountBody, max_parts: int) -> ChatPrompt:

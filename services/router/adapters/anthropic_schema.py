@@ -72,11 +72,16 @@ class AnthropicTool(Strict):
 
 
 class AnthropicToolChoice(Strict):
-    """Whether the model may call tools; calls cannot be forced."""
+    """Whether the model may call tools, or must."""
 
-    type: Literal["auto", "none"] = Field(description="`none`: calls in the reply stay text.")
-    disable_parallel_tool_use: Literal[False] | None = Field(
-        default=None, description="How many calls cannot be bounded."
+    type: Literal["auto", "none", "any", "tool"] = Field(
+        description="`none`: calls in the reply stay text; `any`: the reply is a call, or several; `tool`: one of `name`."
+    )
+    name: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        default=None, description="Of the tool to be called."
+    )
+    disable_parallel_tool_use: bool | None = Field(
+        default=None, description="The reply is one call alone; with a forced choice only."
     )
 
 

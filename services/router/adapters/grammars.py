@@ -15,13 +15,20 @@ _ANY_OBJECT = '{"type":"object"}'
 _GUIDED = {"json": "guided_json", "regex": "guided_regex", "choice": "guided_choice", "grammar": "guided_grammar"}
 
 
-def read_grammar(body: SharedBody) -> Grammar | None:
-    """The one grammar that is asked for, if any. Whether it can be honoured is the worker's to say.
+def read_grammar(body: SharedBody, forced: Grammar | None) -> Grammar | None:
+    """The one grammar that is asked for, if any, `forced` by a choice of tools among them. Whether it can be honoured is the
+    worker's to say.
 
     Raises:
         PromptError: it is malformed or too large, there are several, or the reply could not end with it.
     """
-    found = [*_of_response_format(body.response_format), *_of_guided(body), *_of_structured(body.structured_outputs)]
+    own = [] if forced is None else [forced]
+    found = [
+        *own,
+        *_of_response_format(body.response_format),
+        *_of_guided(body),
+        *_of_structured(body.structured_outputs),
+    ]
     if not found:
         return None
     grammar, *others = found

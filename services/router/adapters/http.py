@@ -173,7 +173,9 @@ class HttpSurface:
             raise
 
     async def _reply(self, request: Request, parsed: ParsedRequest, form: ReplyFormat) -> Response:
-        events = with_calls(self._generator.generate(parsed.request), parsed.callable_tools)
+        events = with_calls(
+            self._generator.generate(parsed.request), parsed.tools.callable, ends_for_calls=not parsed.tools.is_named
+        )
         headers = ignored_header(parsed.ignored_fields)
         if not parsed.is_stream:
             return JSONResponse(await until_disconnect(request, _collect(events, form)), headers=headers)

@@ -74,7 +74,7 @@ class MessageSurface:
     async def create(self, request: Request) -> Response:
         """`POST /v1/messages`."""
         parsed = await self._parse(request)
-        events = with_calls(self._generator.generate(parsed.request), parsed.callable_tools)
+        events = with_calls(self._generator.generate(parsed.request), parsed.tools.callable)
         request_id = current_request_id()
         writer = MessageWriter(f"msg_{request_id}", parsed)
         headers = ignored_header(parsed.ignored_fields)

@@ -34,7 +34,7 @@ from services.router.adapters.schema import (
     TextPart,
 )
 from services.router.adapters.shapes import ref
-from services.router.adapters.tool_schema import CallBody, ToolBody
+from services.router.adapters.tool_schema import CallBody, NamedChoiceBody, ToolBody
 
 __all__ = ["describe", "install_openapi"]
 
@@ -62,6 +62,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     MessageBody,
     PinBody,
     TextPart,
+    NamedChoiceBody,
     ToolBody,
     JsonSchemaFormat,
     ResponseFormat,

@@ -23,13 +23,15 @@ from services.router.adapters.schema import (
     TextPart,
 )
 from services.router.adapters.shapes import MAX_PROMPTS
-from services.router.adapters.tool_schema import allows_calls, read_calls, read_tools
+from services.router.adapters.tool_choice import NO_TOOLS, ToolChoice, read_choice
+from services.router.adapters.tool_schema import read_calls, read_tools
 from services.router.adapters.unsupported import REMEDIES, UNSUPPORTED
 from services.router.domain.request import (
     ChatPrompt,
     Cold,
     Content,
     GenerationRequest,
+    Grammar,
     Message,
     PromptError,
     Refresh,
@@ -41,7 +43,6 @@ from services.router.domain.request import (
     TextPrompt,
 )
 from services.router.domain.tenancy import Caller
-from services.router.domain.tools import Tool
 
 __all__ = ["ParsedRequest", "RequestParser", "check_parts", "read_content", "reuse_options"]
 
@@ -61,14 +62,14 @@ _COMPLETION_MAX_TOKENS = 16
 class ParsedRequest:
     """A request, and how its reply is to be written; `ignored_fields` are names that were not understood.
 
-    `callable_tools`: those whose calls are looked for in the reply.
+    `tools`: whose calls are looked for in the reply, and whether it must be one.
     """
 
     request: GenerationRequest
     is_stream: bool
     include_usage: bool
     ignored_fields: tuple[str, ...]
-    callable_tools: tuple[Tool, ...] = ()
+    tools: ToolChoice = NO_TOOLS
 
 
 class RequestParser:
@@ -94,9 +95,10 @@ class RequestParser:
         refuse_conflicts(located)
         tools = read_tools(chat.tools or ())
         prompt = ChatPrompt(messages, tuple(each.document for each in documents), tools)
-        sampling = _sampling(chat, chat.max_completion_tokens or chat.max_tokens)
+        choice = read_choice(chat.tool_choice, tools, chat.parallel_tool_calls is not False)
+        sampling = _sampling(chat, chat.max_completion_tokens or chat.max_tokens, choice.forced)
         parsed = _parsed(chat, prompt, replace(sampling, logprobs=_chat_logprobs(chat)), caller)
-        return replace(parsed, callable_tools=tools if allows_calls(chat.tool_choice) else ())
+        return replace(parsed, tools=choice)
 
     def parse_completion(self, body: object, caller: Caller) -> ParsedRequest:
         """A body of `/v1/completions`.
@@ -184,7 +186,7 @@ def _document(value: object, path: str) -> LocatedDocument:
     return LocatedDocument(path, read_document(value, path))
 
 
-def _sampling(body: SharedBody, max_tokens: int | None) -> Sampling:
+def _sampling(body: SharedBody, max_tokens: int | None, forced: Grammar | None = None) -> Sampling:
     return Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -199,7 +201,7 @@ def _sampling(body: SharedBody, max_tokens: int | None) -> Sampling:
         min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
-        grammar=read_grammar(body),
+        grammar=read_grammar(body, forced),
     )
 
 

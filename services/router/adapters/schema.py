@@ -223,7 +223,12 @@ class ChatBody(SharedBody):
         description="Functions that the model may call. The chat template writes them; together they are a segment.",
     )
     tool_choice: Annotated[Any, TOOL_CHOICE] = Field(
-        default=None, description="`none`: calls in the reply stay text. Calls cannot be forced."
+        default=None,
+        description="`none`: calls in the reply stay text; `required`: the reply is a call, or several; a function: it is one"
+        " call of that.",
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="False: the reply is one call alone; with a forced choice only."
     )
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="OpenAI's newer name of `max_tokens`; it counts where both are given."

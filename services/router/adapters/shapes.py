@@ -53,7 +53,7 @@ _STOP = {"type": "string", "minLength": 1, "maxLength": 256}
 
 CONTENT = WithJsonSchema({"anyOf": [_TEXT, list_of(ref("ContentPart"), 1), {"type": "null"}]})
 TOOLS = WithJsonSchema(list_of(ref("ToolBody"), 0, MAX_TOOLS))
-TOOL_CHOICE = WithJsonSchema({"enum": ["none", "auto", None]})
+TOOL_CHOICE = WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required", None]}, ref("NamedChoiceBody")]})
 CALLS = WithJsonSchema({"anyOf": [list_of(ref("CallBody"), 0, MAX_CALLS), {"type": "null"}]})
 MESSAGES = WithJsonSchema(list_of(ref("Message"), 1))
 DOCUMENTS = WithJsonSchema(list_of(ref("Document")))

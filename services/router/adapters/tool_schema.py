@@ -1,4 +1,4 @@
-"""Tools, choices of tools and calls as OpenAI's clients send them."""
+"""Tools, choices among them and calls as OpenAI's clients send them."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from services.router.adapters.schema import Marked
 from services.router.domain.request import PromptError
 from services.router.domain.tools import Tool, ToolCall, json_text
 
-__all__ = ["CallBody", "ToolBody", "allows_calls", "read_calls", "read_tools"]
+__all__ = ["CallBody", "NamedChoiceBody", "ToolBody", "read_calls", "read_tools"]
 
 # Not part of what the model reads.
 _MARKS = ("cache_control", "prompt_cache_breakpoint")
@@ -27,7 +27,7 @@ class FunctionBody(Strict):
     )
     description: str | None = Field(default=None, description="What it does, for the model.")
     parameters: dict[str, Any] | None = Field(default=None, description="JSON Schema of its arguments.")
-    strict: bool | None = Field(default=None, description="Accepted, without effect.")
+    strict: bool | None = Field(default=None, description="Accepted; only forced calls are held to their schema.")
 
 
 class ToolBody(Marked):
@@ -35,6 +35,19 @@ class ToolBody(Marked):
 
     type: Literal["function"] = Field(description="The kind of tool.")
     function: FunctionBody = Field(description="The function.")
+
+
+class NamedFunction(Strict):
+    """A function by its name."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)] = Field(description="Its name among `tools`.")
+
+
+class NamedChoiceBody(Strict):
+    """The one function that the reply is to call."""
+
+    type: Literal["function"] = Field(description="The kind of tool.")
+    function: NamedFunction = Field(description="The function.")
 
 
 class CalledBody(Strict):
@@ -70,23 +83,6 @@ def read_tools(values: Sequence[Any]) -> tuple[Tool, ...]:
         shown = {key: each for key, each in value.items() if key not in _MARKS}
         tools[name] = Tool(name, json_text(shown), body.is_breakpoint)
     return tuple(tools.values())
-
-
-def allows_calls(choice: object) -> bool:
-    """Whether the model may call tools.
-
-    Raises:
-        PromptError: it is to be forced to.
-    """
-    if choice in (None, "auto"):
-        return True
-    if choice == "none":
-        return False
-    raise PromptError(
-        "tool_choice may be 'none' or 'auto': this server forces no calls",
-        param="tool_choice",
-        code="unsupported_parameter",
-    )
 
 
 def read_calls(values: object, path: str) -> tuple[ToolCall, ...]:

@@ -11,7 +11,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
-    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

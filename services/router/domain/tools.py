@@ -30,18 +30,17 @@ class Tool:
     definition: str
     is_breakpoint: bool = False
 
+    def parameters(self) -> dict[str, Any]:
+        """The JSON Schema of the arguments; empty where there is none."""
+        return json.loads(self.definition)["function"].get("parameters") or {}
+
     def parameter_types(self) -> Mapping[str, str]:
         """The JSON type of each parameter that declares one by name."""
-        found: dict[str, str] = {}
-        value = json.loads(self.definition)
-        for step in ("function", "parameters", "properties"):
-            value = value.get(step)
-            if not isinstance(value, dict):
-                return found
-        for name, schema in value.items():
-            if isinstance(schema, dict) and isinstance(schema.get("type"), str):
-                found[name] = schema["type"]
-        return found
+        properties = self.parameters().get("properties")
+        if not isinstance(properties, dict):
+            return {}
+        schemas = {name: schema for name, schema in properties.items() if isinstance(schema, dict)}
+        return {name: schema["type"] for name, schema in schemas.items() if isinstance(schema.get("type"), str)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,20 @@ def test_a_stream_is_what_the_whole_reply_is(client: anthropic.Anthropic, stack:
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 2
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": TOOLS[0]["name"]}])
+def test_calls_are_forced(client: anthropic.Anthropic, stack: RouterStack, choice: dict[str, str]) -> None:
+    stack.worker.reply = CALL
+    asked: Any = {"max_tokens": 200, "messages": [USER], "tools": TOOLS, "tool_choice": choice}
+    whole = client.messages.create(model=MODEL_NAME, **asked)
+    assert whole.stop_reason == "tool_use"
+    grammar = stack.worker.requests[-1].grammar.grammar
+    assert TOOLS[0]["name"] in grammar
+    assert ("call)*" in grammar) is (choice["type"] == "any")
+    asked["tool_choice"] = {"type": "any", "disable_parallel_tool_use": True}
+    client.messages.create(model=MODEL_NAME, **asked)
+    assert "call)*" not in stack.worker.requests[-1].grammar.grammar
+
+
 def test_results_go_back_and_tools_are_reused(client: anthropic.Anthropic, stack: RouterStack) -> None:
     stack.worker.reply = CALL
     first = client.messages.create(model=MODEL_NAME, max_tokens=200, messages=[USER], tools=TOOLS)
@@ -147,7 +161,12 @@ def test_stop_sequences_are_named(client: anthropic.Anthropic) -> None:
         ({"max_tokens": CONTEXT_LENGTH}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "any", "name": "f"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "tool_choice.disable_parallel_tool_use"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
         ({"tools": [{"name": "two words", "input_schema": {}}]}, "name"),
         ({"messages": [asked("x", cache_control={"type": "forever"})]}, "cache_control.type"),

@@ -99,3 +99,35 @@ def test_the_next_turn_reuses_the_tools(client: openai.OpenAI) -> None:
     (block,) = [part for part in second.hypic["parts"] if part["kind"] == "segment"]
     assert block["served"] == "hit"
     assert block["reused_tokens"] > 0
+
+
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason", "extra", "several"),
+    [
+        ("required", "tool_calls", {}, True),
+        ("required", "tool_calls", {"parallel_tool_calls": False}, False),
+        # As OpenAI ends it: the call was not the model's own choice.
+        (NAMED, "stop", {}, False),
+    ],
+)
+def test_calls_are_forced(
+    client: openai.OpenAI, stack: RouterStack, choice: object, reason: str, extra: dict[str, Any], several: bool
+) -> None:
+    """The worker is told to hold the reply to the tools' grammar; its calls come out whole and streamed."""
+    stack.worker.reply = CALL
+    asked: Any = {"model": MODEL_NAME, "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, **extra}
+    whole = client.chat.completions.create(**asked).choices[0]
+    grammar = stack.worker.requests[-1].grammar.grammar
+    assert grammar.startswith("start: call")
+    assert "weather" in grammar
+    assert ("call)*" in grammar) is several
+    assert (whole.finish_reason, whole.message.content) == (reason, None)
+    assert whole.message.tool_calls is not None
+    assert [call.function.name for call in whole.message.tool_calls if call.type == "function"] == ["weather"]
+    deltas = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+    called = [call.function for delta in deltas for call in delta.delta.tool_calls or []]
+    assert [function.name for function in called if function] == ["weather"]
+    assert deltas[-1].finish_reason == reason
