@@ -61,14 +61,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _SHAPE = Path("tests/data/configs/Qwen3.5-35B-A3B")
-# Of a card that holds the model alone. A step of decoding waits for some layers of a sweep of 2,048 tokens, not for one alone;
-# the line is long enough for all of a level.
+# Of a card that holds the model alone; the line is long enough for all of a level.
 _CARD_VARIABLES = {
     "HYPIC_WORKER_CONTEXT_LENGTH": "40960",
     "HYPIC_WORKER_PAGE_TOKENS": "64",
     "HYPIC_WORKER_MAX_RUNNING": "32",
     "HYPIC_WORKER_MAX_WAITING": "256",
-    "HYPIC_WORKER_LAYER_TOKENS": "20480",
 }
 _PROMISES = (0.3, 1.0, 3.0)
 Counted = Annotated[int, typer.Option(min=1, help="Requests that are looked at.")]

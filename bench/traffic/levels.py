@@ -22,9 +22,9 @@ _LATE_SECONDS = 0.05
 class Level:
     """Requests due behind the lead, `counted` of them, at a rate of `rate` a second over `seconds`.
 
-    Seconds to first tokens are infinite where none came; gaps are between pieces of a reply. drift: by how much the middle
-    first token of the last third is later than that of the first third. tokens: of counted prompts, by how they were served.
-    behind: the sender was late, so the level says nothing. metrics: of the stack, over the level.
+    Seconds to first tokens are those of cut replies too, and infinite where none came; gaps are between pieces of a reply. drift:
+    by how much the middle first token of the last third is later than that of the first third. tokens: of counted prompts, by
+    how they were served. behind: the sender was late, so the level says nothing. metrics: of the stack, over the level.
     """
 
     rate: float
@@ -121,7 +121,9 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def _first_token(record: Record) -> float:
-    return record.first_token if record.is_answered and record.first_token is not None else math.inf
+    if record.first_token is None or not (record.is_answered or record.is_cut):
+        return math.inf
+    return record.first_token
 
 
 def _drift(counted: Sequence[Record]) -> float:

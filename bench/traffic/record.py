@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from bench.traffic.connection import Exchange
 
-__all__ = ["Record", "ServedTokens", "read_record", "unanswered"]
+__all__ = ["Record", "ServedTokens", "cut_record", "read_record", "unanswered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,13 @@ class Record:
 def unanswered(tenant: str, due: float, fault: str = "", *, lag: float = 0.0, is_cut: bool = False) -> Record:
     """A request without a reply."""
     return Record(tenant, due, lag=lag, fault=fault, is_cut=is_cut)
+
+
+def cut_record(tenant: str, due: float, began: float, exchange: Exchange) -> Record:
+    """A request that the sender gives up: what had come of its reply by then, when its first token came above all."""
+    if exchange.status != 200 or not exchange.has_text:
+        return unanswered(tenant, due, lag=max(0.0, exchange.sent_at - began - due), is_cut=True)
+    return replace(read_record(tenant, due, began, exchange), end=None, fault="", is_cut=True)
 
 
 def read_record(tenant: str, due: float, began: float, exchange: Exchange) -> Record:

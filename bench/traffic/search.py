@@ -11,24 +11,28 @@ __all__ = ["Bracket", "RateSearch"]
 _CLOSE = 1.12
 _GROWTH = 1.8
 _LEAST_RATE = 0.01
+# Requests that run at a time on average, up to which one seldom meets another.
+_ALONE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
     """Requests a second. held: the highest rate below every failure that kept the promise, 0 where none has; failed: the least
-    rate above it that did not, None where none was tried.
+    rate above it that did not, None where none was tried; out_of_reach: requests that hardly met others have failed, so that
+    no lower rate would do.
     """
 
     promise: float
     held: float
     failed: float | None
+    out_of_reach: bool = False
 
     @property
     def is_closed(self) -> bool:
         """No rate worth trying is left between the two, or below."""
         if self.failed is None:
             return False
-        return self.failed <= _LEAST_RATE or (self.held > 0 and self.failed <= _CLOSE * self.held)
+        return self.out_of_reach or self.failed <= _LEAST_RATE or (self.held > 0 and self.failed <= _CLOSE * self.held)
 
 
 @dataclass(slots=True)
@@ -50,9 +54,11 @@ class RateSearch:
     def bracket(self, promise: float) -> Bracket:
         """What is known of one promise."""
         last = {own.rate: own for own in self.levels}.values()
-        failed = min((own.rate for own in last if not holds(own, promise)), default=math.inf)
+        failures = [own for own in last if not holds(own, promise)]
+        failed = min((own.rate for own in failures), default=math.inf)
         held = max((own.rate for own in last if holds(own, promise) and own.rate < failed), default=0.0)
-        return Bracket(promise, held, None if math.isinf(failed) else failed)
+        alone = any(own.metrics.get("running", math.inf) <= _ALONE and not own.behind for own in failures)
+        return Bracket(promise, held, None if math.isinf(failed) else failed, alone and not held)
 
     @property
     def brackets(self) -> list[Bracket]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bench.traffic.client import Endpoint
 from bench.traffic.connection import Connections, Exchange
-from bench.traffic.record import Record, read_record, unanswered
+from bench.traffic.record import Record, cut_record, read_record, unanswered
 
 __all__ = ["Planned", "Sending", "encode", "send_open", "send_together"]
 
@@ -79,6 +79,9 @@ async def send_open(
             record = read_record(item.tenant, item.due, began, found)
         except OSError as error:
             record = unanswered(item.tenant, item.due, repr(error), lag=lag)
+        except asyncio.CancelledError:
+            record = cut_record(item.tenant, item.due, began, found)
+            raise
         finally:
             if item.is_request:
                 del state.flying[item.due]

@@ -1,6 +1,7 @@
 """What levels say of promises, and which rates are tried."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -80,6 +81,26 @@ def test_a_search_finds_the_rates_of_a_server_that_has_them(capacity: float, sta
         assert bracket.is_closed
         assert bracket.held <= true <= (bracket.failed or 0)
     assert len(search.levels) < 45
+
+
+def test_a_promise_that_requests_alone_do_not_keep_is_given_up() -> None:
+    search = RateSearch((0.3, 1.0), 2.0)
+    search.add(replace(_level(2.0, 0.5), metrics={"running": 0.2}))
+    assert search.bracket(0.3).is_closed
+    assert search.bracket(0.3).held == 0
+    assert not search.bracket(1.0).is_closed
+    assert (search.next_rate() or 0) > 2.0
+    busy = RateSearch((0.3,), 2.0)
+    busy.add(replace(_level(2.0, 0.5), metrics={"running": 2.0}))
+    assert not busy.bracket(0.3).is_closed
+
+
+def test_what_is_cut_keeps_the_time_of_its_first_token() -> None:
+    records = [_record(own / 10, 0.2) for own in range(50)]
+    cut = [replace(own, end=None, is_cut=True) for own in records[25:]]
+    level = summarise([*records[:25], *cut], 10.0, 5.0, PROMISES, {})
+    assert level.first_token_p99 == 0.2
+    assert level.cut == 25
 
 
 def test_a_rate_that_failed_by_its_tail_alone_is_measured_again() -> None:
