@@ -86,7 +86,16 @@ class WorkerSettings(PeerSettings):
     )
     max_running: int = Field(default=16, ge=1, le=4096, description="requests that combine or decode at once")
     max_waiting: int = Field(default=64, ge=0, le=65536, description="requests that wait for room before 429")
-    layer_tokens: int = Field(default=1024, ge=1, description="tokens times layers of prefill between two decode steps")
+    layer_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens times layers of prefill between two decode steps; default: 1024 on a CPU, 20480 on a GPU",
+    )
+    warm_up: bool | None = Field(
+        default=None,
+        description="serve made-up requests before the worker is ready, so that kernels are compiled and passes recorded;"
+        " default: on a GPU; not for a model held by several ranks",
+    )
     capture_tokens: int | None = Field(
         default=None,
         ge=1,

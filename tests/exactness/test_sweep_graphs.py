@@ -165,7 +165,8 @@ def _cold(
 def test_recorded_captures_are_the_captures(
     question: int | None, rig: PassRig, graphs: SweepGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = [[draw_ids(41, 1)], [draw_ids(150, 2)], [draw_ids(70, 3), draw_ids(30, 4), draw_ids(19, 5)]]
+    several = [draw_ids(count, count) for count in (70, 30, 19, 25, 22)]
+    batches = [[draw_ids(41, 1)], [draw_ids(150, 2)], several]
     replay = Mock(wraps=graphs._replay)
     monkeypatch.setattr(graphs, "_replay", replay)
     for number, index in enumerate((0, 0, 1, 0, 2, 2, 2, 1)):

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.worker.engine import kernel_passes, packed_prompts, sweep_graphs
+from services.worker.engine import fixed_batches, kernel_passes, packed_prompts, sweep_graphs
 from services.worker.engine.capture import CapturePass
 from services.worker.engine.capture_rows import CaptureRows
 from services.worker.engine.combine import CombinePass, CombineRows
@@ -84,6 +84,9 @@ def rig(checkpoints: CheckpointFactory, variant: Variant, monkeypatch: pytest.Mo
     for module in (kernel_devices, paged_attention, packed_prompts, kernel_passes):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
     monkeypatch.setattr(PagedQueries, "prepare", _prepare_as_replayed)
+    # The interpreter takes minutes over the rows of larger rooms.
+    monkeypatch.setattr(fixed_batches, "_step_captured", lambda tokens: 64)
+    monkeypatch.setattr(fixed_batches, "_LEAST_BESIDE", 32)
     return rig
 
 
@@ -182,8 +185,8 @@ def _capture(rig: PassRig, segments: Sequence[tuple[int, ...]], graphs: SweepGra
     return kept
 
 
-# Of one room each: one segment, and three in the room of four.
-COLD = [[draw_ids(33, 21)], [draw_ids(60, 22)], [draw_ids(19, 23), draw_ids(40, 24), draw_ids(9, 25)]]
+# One segment in the room of four, twice, and five in the room of eight.
+COLD = [[draw_ids(33, 21)], [draw_ids(60, 22)], [draw_ids(count, 23 + count) for count in (19, 40, 9, 12, 17)]]
 
 
 def test_recorded_captures(rig: PassRig, monkeypatch: pytest.MonkeyPatch) -> None:

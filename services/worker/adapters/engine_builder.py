@@ -13,6 +13,7 @@ from services.worker.engine.pages import NoRoomError
 from services.worker.engine.ranks import RankGroup
 from services.worker.engine.sampling import CreateSampler, Sampler
 from services.worker.engine.sweep_graphs import RECORDED_PASSES, RECORDED_TOKENS
+from services.worker.engine.warm_up import warm_up
 from services.worker.inspection.budget import PassSizes, share_memory
 from services.worker.inspection.requests import record_requests
 from services.worker.inspection.sizes import measure_sizes
@@ -69,11 +70,15 @@ def build_engine(settings: WorkerSettings, served: ServedModel, place: RankPlace
     create_sampler = Sampler if place is None else place.create_sampler
     try:
         context = EngineContext.create(model, memory, profile, pools.state_bytes)
-        return Engine(context, _limits(settings, served), create_sampler)
+        engine = Engine(context, _limits(settings, served), create_sampler)
     except NoRoomError as error:
         raise CheckpointError(
             f"{pools.said} does not hold the profile's prime of {len(served.prime_ids)} tokens ({error}); raise it"
         ) from error
+    warms_up = settings.device != "cpu" if settings.warm_up is None else settings.warm_up
+    if warms_up and not context.is_split:
+        warm_up(engine)
+    return engine
 
 
 def _load(settings: WorkerSettings, memory: DeviceMemory) -> Model:
@@ -143,13 +148,16 @@ def _size_pools(settings: WorkerSettings, served: ServedModel, dtype: torch.dtyp
 
 
 def _limits(settings: WorkerSettings, served: ServedModel) -> EngineLimits:
-    """A GPU reads all weights for every pass, up to about 2,048 tokens at one price; a CPU pays for tokens alone."""
-    capture_tokens, sweep_tokens = (1024, 1) if settings.device == "cpu" else (4096, 2048)
+    """A GPU reads all weights for every pass, up to about 2,048 tokens at one price; a CPU pays for tokens alone.
+
+    A sweep of several hundred tokens, which a GPU is through in two decode steps' time, runs between two of them.
+    """
+    capture_tokens, sweep_tokens, layer_tokens = (1024, 1, 1024) if settings.device == "cpu" else (4096, 2048, 20480)
     return EngineLimits(
         context_length=served.context_length,
         max_waiting=settings.max_waiting,
         max_running=settings.max_running,
-        layer_tokens=settings.layer_tokens,
+        layer_tokens=settings.layer_tokens or layer_tokens,
         capture_tokens=settings.capture_tokens or capture_tokens,
         sweep_tokens=settings.sweep_tokens or sweep_tokens,
     )

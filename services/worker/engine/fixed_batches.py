@@ -24,15 +24,21 @@ from services.worker.ops.recurrence.chunks import CHANNEL_CHUNK_TOKENS, CHUNK_TO
 __all__ = ["FixedCapture", "FixedCombine", "capture_room", "combine_room"]
 
 
-def combine_room(rows: CombineRows, of_channels: bool) -> WalkRoom:
+# Of a prompt's rows beside captures, and segments of one pass: fewer are recorded as so many.
+_LEAST_BESIDE, _LEAST_SEGMENTS = 128, 4
+
+
+def combine_room(rows: CombineRows, of_channels: bool, beside_captures: bool) -> WalkRoom:
     """What a combine is recorded with room for: few different rooms serve prompts of all sizes."""
-    packed, tokens = rows.packed, rows.num_tokens
+    packed = rows.packed
     runs = [len(run.token_ids) for run in packed.runs]
-    chunk_tokens = walk_chunk_tokens(runs, of_channels)
+    chunk_tokens, parts = walk_chunk_tokens(runs, of_channels), _up(len(runs), 16)
+    tokens = _up(rows.num_tokens, _LEAST_BESIDE) if beside_captures else _up_by_a_quarter(rows.num_tokens, 64)
     return WalkRoom(
-        tokens=_up(tokens, 64 if tokens <= 1024 else 256),
-        parts=_up(len(runs), 16),
-        chunks=_up(sum(-(-run // chunk_tokens) for run in runs), 16),
+        tokens=tokens,
+        parts=parts,
+        # Every run ends in a chunk of its own.
+        chunks=tokens // chunk_tokens + parts,
         requests=len(packed.slots),
         kept=len(packed.keep_after),
         chunk_tokens=chunk_tokens,
@@ -41,9 +47,9 @@ def combine_room(rows: CombineRows, of_channels: bool) -> WalkRoom:
 
 def capture_room(rows: CaptureRows, of_channels: bool) -> WalkRoom:
     """What captures are recorded with room for; requests: segments."""
-    tokens, segments = rows.num_tokens, len(rows.packed.seam_tokens)
+    segments = max(_LEAST_SEGMENTS, len(rows.packed.seam_tokens))
     chunk_tokens = CHANNEL_CHUNK_TOKENS if of_channels else CHUNK_TOKENS
-    room, requests = _up(tokens, 256 if tokens <= 2048 else 512), 1 << (segments - 1).bit_length()
+    room, requests = _up(rows.num_tokens, _step_captured(rows.num_tokens)), 1 << (segments - 1).bit_length()
     return WalkRoom(
         tokens=room,
         parts=requests,
@@ -55,8 +61,18 @@ def capture_room(rows: CaptureRows, of_channels: bool) -> WalkRoom:
     )
 
 
+def _step_captured(tokens: int) -> int:
+    """Recording costs more than computing what stands empty, which is a quarter of the tokens on average at most."""
+    return 256 if tokens <= 1024 else 512 if tokens <= 2048 else 1024
+
+
 def _up(count: int, step: int) -> int:
     return -(-max(1, count) // step) * step
+
+
+def _up_by_a_quarter(count: int, least: int) -> int:
+    """In steps of `least`, or a quarter of what stands below where that is more."""
+    return _up(count, max(least, (1 << (max(1, count - 1).bit_length() - 1)) // 4))
 
 
 class FixedCombine:

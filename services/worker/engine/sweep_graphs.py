@@ -55,7 +55,8 @@ class SweepRoom:
 def room_of(members: _Members, of_channels: bool) -> SweepRoom:
     """Few different rooms serve rows of all sizes."""
     captured = next((capture_room(rows, of_channels) for rows in members if isinstance(rows, CaptureRows)), None)
-    combined = next((combine_room(rows, of_channels) for rows in members if isinstance(rows, CombineRows)), None)
+    prompts = (rows for rows in members if isinstance(rows, CombineRows))
+    combined = next((combine_room(rows, of_channels, captured is not None) for rows in prompts), None)
     return SweepRoom(captured, combined)
 
 

@@ -7,7 +7,7 @@ Everything is a column of int32; what concerns one table alone is worked out onc
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -66,9 +66,12 @@ class Tiles:
         longest = max(end - begin for begin, end in pairwise(asked.cu_queries))
         wanted = max(heads.least_rows, min(heads.rows, block(heads.group * longest)))
         rows = max(block(heads.group), wanted)
-        tokens = max(1, rows // heads.group)
-        seen = _Sight.of(asked, tokens).block_pages
-        return cls(rows, tokens, _split_pages(seen, heads.count, max(1, MIN_SPLIT_KEYS // page_size)))
+        return cls(rows, max(1, rows // heads.group), 0).cut_anew(asked, heads, page_size)
+
+    def cut_anew(self, asked: PagedQueries, heads: HeadTiles, page_size: int) -> "Tiles":
+        """The same blocks, in splits as other queries want them."""
+        seen = _Sight.of(asked, self.tokens).block_pages
+        return replace(self, split_pages=_split_pages(seen, heads.count, max(1, MIN_SPLIT_KEYS // page_size)))
 
 
 def _split_pages(seen: _Integers, head_tiles: int, least: int) -> int:

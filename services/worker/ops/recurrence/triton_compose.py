@@ -19,8 +19,9 @@ from services.worker.ops.tiles import block
 
 __all__ = ["compose", "composes", "joins_bodies"]
 
-# Columns of a state that one program holds: as many as leave enough programs for a chip of 132 multiprocessors.
-_COLUMNS, _PROGRAMS = (64, 32, 16), 256
+# Columns of a state that one program holds: as many as leave enough programs for a chip of 132 multiprocessors. Of long chunks
+# fewer than 32 leave products too narrow.
+_COLUMNS, _PROGRAMS, _SHORT_CHUNK = (64, 32, 16), 256, 16
 
 
 @triton.jit
@@ -142,8 +143,9 @@ def composes(inputs: RecurrenceInputs) -> bool:
     return streams(inputs) and joins_bodies(inputs.k.dtype, inputs.log_decay.ndim == 3, inputs.k.shape[-1])
 
 
-def _width(num_states: int, value_dim: int) -> int:
-    widths = [width for width in _COLUMNS if width <= block(value_dim)]
+def _width(num_states: int, value_dim: int, chunk_tokens: int) -> int:
+    least = 16 if chunk_tokens <= _SHORT_CHUNK else 32
+    widths = [width for width in _COLUMNS if min(least, block(value_dim)) <= width <= block(value_dim)]
     return next((width for width in widths if num_states * triton.cdiv(value_dim, width) >= _PROGRAMS), widths[-1])
 
 
@@ -154,7 +156,7 @@ def compose(inputs: RecurrenceInputs, course: Course, states: SlotStates, bodies
     kept = states.held.new_empty(max(1, course.num_kept), heads, key_dim, value_dim)
     outputs = torch.empty_like(inputs.v)
     is_fresh = torch.zeros_like(states.slots, dtype=torch.bool) if states.is_fresh is None else states.is_fresh
-    half, width = block(key_dim) // 2, _width(course.num_sequences * heads, value_dim)
+    half, width = block(key_dim) // 2, _width(course.num_sequences * heads, value_dim, course.tiling.length)
     if heads and course.num_sequences:
         _compose_kernel[(triton.cdiv(value_dim, width), heads, course.num_sequences)](
             inputs.q, inputs.k, inputs.v, gated.scores, gated.inverses, gated.enters, gated.rests, gated.decays,
@@ -162,6 +164,6 @@ def compose(inputs: RecurrenceInputs, course: Course, states: SlotStates, bodies
             bodies.table[0], bodies.table[1], states.held, states.slots, is_fresh, outputs, kept, gated.scores.numel(),
             H=heads, K=key_dim, V=value_dim, L=course.tiling.length, BK=half, BV=width, REPEATS=inputs.repeats,
             ALIGNED=bodies.is_aligned and key_dim % 4 == 0 and value_dim % 4 == 0, WHOLE=key_dim == 2 * half,
-            num_warps=4, num_stages=2,
+            num_warps=8 if width == 32 else 4, num_stages=3 if width == 32 else 2,
         )  # fmt: skip
     return Carried(outputs, states.held, kept[: course.num_kept])
