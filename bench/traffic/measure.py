@@ -84,7 +84,7 @@ async def measure_cell(
     tenants = [f"tenant-{index}" for index in range(cell.workload.tenants.count)]
     result.forgotten_bytes = await asyncio.to_thread(forget, endpoint, tenants)
     stream = TrafficStream(cell.workload)
-    result.start_rate = start = await _fill(endpoint, result, stream, writer, settings, deadline)
+    result.start_rate = start = await _fill(endpoint, result, stream, writer, settings, deadline, say)
     say(f"  filled with {result.filled} requests in {result.fill_seconds:.1f} s")
     search = RateSearch(settings.promises, start)
     if settings.settle_seconds:
@@ -169,6 +169,7 @@ async def _fill(
     writer: Writer,
     settings: Settings,
     deadline: float,
+    say: Say,
 ) -> float:
     """Returns the rate to begin with: half of what was answered a second while it filled, which is more the fuller it was."""
     cell, began = result.cell, time.perf_counter()
@@ -179,8 +180,11 @@ async def _fill(
         (own.tenant, encode(body_of(own, cell.mode, writer, cell.model, cell.salt))) for own in stream.take(count)
     )
     records = await send_together(endpoint, bodies, settings.fill_concurrency, lambda: time.perf_counter() > until)
-    result.filled, result.fill_seconds = len(records), time.perf_counter() - began
     ends = sorted(own.due + own.end for own in records if own.is_answered and own.end is not None)
+    result.filled, result.fill_seconds = len(ends), time.perf_counter() - began
+    if missing := len(records) - len(ends):
+        faults = ", ".join(sorted({own.fault or f"status {own.status}" for own in records if not own.is_answered}))
+        say(f"  {missing} requests of the fill were not answered: {faults[:300]}")
     if not ends:
         return 1.0
     middle = ends[len(ends) // 2]
