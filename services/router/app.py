@@ -163,6 +163,7 @@ class Router:
             priority=request.priority,
             refresh=placed.refresh,
             closing_ids=self._closing_ids(request, model) if session.is_watched else (),
+            tenant=request.namespace.tenant,
         )
 
     def _end_turn(self, session: ReuseSession, request: GenerationRequest, model: ServedModel, reply: Reply) -> None:

@@ -46,7 +46,9 @@ def request(heard: Heard, temperature: float = 0.0, seed: int | None = None) -> 
     )  # fmt: skip
     snapshots = (SnapshotOrder(SNAPSHOT, 1),)
     hold = TurnHold(b"held", (501, 3))
-    return GenerateRequest("asked", parts, options, heard.events.append, b"prefix", snapshots, priority=-3, turn=hold)
+    return GenerateRequest(
+        "asked", parts, options, heard.events.append, b"prefix", snapshots, priority=-3, turn=hold, tenant=b"\xff\x00"
+    )
 
 
 def ordered() -> Submit:

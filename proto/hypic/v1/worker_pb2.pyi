@@ -871,6 +871,7 @@ class GenerateRequest(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     lease_id: _builtins.str
     prefix_key: _builtins.bytes
@@ -883,6 +884,8 @@ class GenerateRequest(_message.Message):
     """The call fails with DEADLINE_EXCEEDED once it has taken so long. 0: no deadline."""
     traceparent: _builtins.str
     """W3C trace context of the request, as other calls carry it in metadata; empty outside a trace."""
+    tenant: _builtins.bytes
+    """Tells tenants apart, whose requests take turns where they wait. Not a name: the worker needs to know no more."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptPart]: ...
     @_builtins.property
@@ -924,10 +927,11 @@ class GenerateRequest(_message.Message):
         call: _builtins.int = ...,
         timeout_seconds: _builtins.float = ...,
         traceparent: _builtins.str = ...,
+        tenant: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "hold", b"hold", "refresh", b"refresh", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "closing_token_ids", b"closing_token_ids", "grammar", b"grammar", "hold", b"hold", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "refresh", b"refresh", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "closing_token_ids", b"closing_token_ids", "grammar", b"grammar", "hold", b"hold", "lease_id", b"lease_id", "parts", b"parts", "prefix_key", b"prefix_key", "priority", b"priority", "refresh", b"refresh", "request_id", b"request_id", "sampling", b"sampling", "snapshots", b"snapshots", "tenant", b"tenant", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+from blake3 import blake3
 from hypic.v1 import cache_pb2, worker_pb2
 
 from services.common.tracing import trace_parent
@@ -195,12 +196,19 @@ def _ticket_ref(ticket: Ticket) -> worker_pb2.TicketRef:
     return worker_pb2.TicketRef(ticket_id=ticket.ticket_id, fence=ticket.fence)
 
 
+@lru_cache(maxsize=4096)
+def _tenant_mark(tenant: str) -> bytes:
+    """What workers tell tenants apart by."""
+    return blake3(tenant.encode()).digest(length=8)
+
+
 def write_generate_request(order: GenerateOrder, message: worker_pb2.GenerateRequest) -> None:
     """Fill in the message that orders a reply, in its place: what is handed over made is copied."""
     message.request_id = order.request_id
     message.lease_id = order.lease_id
     message.prefix_key = order.prefix_key
     message.priority = order.priority
+    message.tenant = _tenant_mark(order.tenant)
     message.closing_token_ids.extend(order.closing_ids)
     _write_sampling(order.sampling, order.stop_token_ids, message.sampling)
     if order.sampling.grammar is not None:

@@ -145,7 +145,7 @@ class PartOrder:
 class GenerateOrder:
     """A prompt to combine and decode; `sampling.max_tokens` is set.
 
-    closing_ids: what ends the reply's message, where the state behind that is wanted.
+    closing_ids: what ends the reply's message, where the state behind that is wanted; tenant: whose request it is.
     """
 
     request_id: str
@@ -158,6 +158,7 @@ class GenerateOrder:
     priority: int = 0
     refresh: Refresh = field(default_factory=lambda: Refresh(0))
     closing_ids: tuple[int, ...] = ()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ def generate_request(
         snapshots=tuple(_snapshot(order, len(message.parts)) for order in message.snapshots),
         priority=message.priority,
         is_held=message.HasField("hold"),
+        tenant=message.tenant,
     )
 
 

@@ -3,7 +3,6 @@
 import logging
 import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
@@ -14,6 +13,7 @@ from services.worker.engine.admission import CAPTURE_FAILED, NOTHING_REFUSED, Re
 from services.worker.engine.capture_rows import CaptureProgress
 from services.worker.engine.combine import CombinePass, CombineRows, Prompt
 from services.worker.engine.context import EngineContext
+from services.worker.engine.fair_line import FairLine
 from services.worker.engine.ordered_captures import OrderedCaptures
 from services.worker.engine.prompt_refresh import choose, question_tokens, refresh_plan
 from services.worker.engine.reach import renewal_scores
@@ -93,7 +93,7 @@ class AdmittedPrompt:
 
 
 class CombineQueue:
-    """Combines in order of arrival. What arrives while a sweep runs waits for the next. Lives on the engine's thread.
+    """Combines, in the order of a `FairLine`. What arrives while a sweep runs waits for the next. Lives on the engine's thread.
 
     The last chunk of what a prompt captures shares the sweep in which it is combined: in every layer captures come first,
     and leave there what the prompt composes. Chunks before that run ahead of it, in sweeps of their own.
@@ -113,7 +113,7 @@ class CombineQueue:
         self._sweep_tokens = sweep_tokens
         self._start = start
         self._readmit = readmit
-        self._waiting: deque[AdmittedPrompt] = deque()
+        self._waiting = FairLine[AdmittedPrompt]()
         self._swept: list[AdmittedPrompt] = []
         # None while chunks run ahead.
         self._rows: CombineRows | None = None
@@ -167,7 +167,7 @@ class CombineQueue:
         """
         using = [one for one in self._admitted if incoming in one.arriving]
         is_swept = any(one in using for one in self._swept)
-        self._waiting = deque(one for one in self._waiting if one not in using)
+        self._waiting.take_out(lambda one: one in using)
         wanted = [one for one in using if not one.is_cancelled]
         if is_swept:
             self._swept, self._rows = [], None
@@ -183,12 +183,11 @@ class CombineQueue:
 
     def add(self, prompt: AdmittedPrompt) -> None:
         """Put a prompt in the line."""
-        self._waiting.append(prompt)
+        self._waiting.add(prompt)
 
     def cancel(self, request_id: str) -> bool:
         """See `Line`; a request that shares its rows is freed when they end, since they write into its pages."""
-        self._release([one for one in self._waiting if one.request.request_id == request_id])
-        self._waiting = deque(one for one in self._waiting if one.request.request_id != request_id)
+        self._release(self._waiting.take_out(lambda one: one.request.request_id == request_id))
         for one in self._swept:
             one.is_cancelled |= one.request.request_id == request_id
         is_given_up = bool(self._swept) and all(one.is_cancelled for one in self._swept)
@@ -198,14 +197,15 @@ class CombineQueue:
 
     def take(self) -> Sequence[Rows]:
         """See `Line`."""
-        if self._waiting[0].runs_ahead:
-            self._swept = [self._waiting.popleft()]
+        head = self._waiting.head
+        if head.runs_ahead:
+            self._swept = [self._waiting.pop()]
             return self._swept[0].captures.take_chunk()
-        if self._waiting[0].chooses or self._waiting[0].combine.layout.sides:
-            return self._take_refreshing(self._waiting.popleft())
+        if head.chooses or head.combine.layout.sides:
+            return self._take_refreshing(self._waiting.pop())
         joinable = list(takewhile(lambda one: not (one.runs_alone or one.chooses or one.runs_ahead), self._waiting))
         count = count_joined([one.num_rows for one in joinable], self._sweep_tokens)
-        self._swept = [self._waiting.popleft() for _ in range(count)]
+        self._swept = [self._waiting.pop() for _ in range(count)]
         self._rows = CombineRows(self._context, [one.combine for one in self._swept])
         return [*(rows for one in self._swept for rows in one.captures.take_chunk()), self._rows]
 
@@ -237,7 +237,7 @@ class CombineQueue:
         kept = [row for row, one in enumerate(self._swept) if not one.is_cancelled]
         self._end()
         if logits is None:
-            self._waiting.extendleft(wanted)
+            self._waiting.put_first(wanted)
         else:
             self._start(wanted, logits if len(kept) == len(logits) else logits[kept])
 
@@ -247,7 +247,7 @@ class CombineQueue:
         for one in wanted:
             one.runs_alone = True
             one.combine.drop_snapshots()
-        self._waiting.extendleft(one for one in reversed(wanted) if not one.captures.keys)
+        self._waiting.put_first(one for one in reversed(wanted) if not one.captures.keys)
         for one in reversed(wanted):
             self._give_up_captures(one, "a sweep failed that it shared")
 

@@ -56,6 +56,7 @@ def _take_apart(command: Command) -> tuple[dict[str, Any], Sequence[Sequence[int
                 "sampling": sampling,
                 "prefix": request.prefix_key.hex(),
                 "priority": request.priority,
+                "tenant": request.tenant.hex(),
                 "refresh": None if request.refresh is None else asdict(request.refresh),
                 "snapshots": [[order.key.hex(), order.after_part] for order in request.snapshots],
                 "turn": None if request.turn is None else [request.turn.key.hex(), request.turn.closing_ids],
@@ -92,6 +93,7 @@ def _put_together(head: dict[str, Any], runs: Iterator[tuple[int, ...]]) -> Comm
                 prefix_key=bytes.fromhex(head["prefix"]),
                 snapshots=tuple(SnapshotOrder(bytes.fromhex(key), after) for key, after in head["snapshots"]),
                 priority=head["priority"],
+                tenant=bytes.fromhex(head["tenant"]),
                 refresh=_refresh(head["refresh"]),
                 turn=_turn(head["turn"]),
             )

@@ -1,7 +1,6 @@
 """The engine's loop. Everything here runs on the one thread that owns the device."""
 
 import time
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +23,7 @@ from services.worker.engine.combine import Prompt
 from services.worker.engine.combine_queue import AdmittedPrompt, CombineQueue
 from services.worker.engine.context import EngineContext
 from services.worker.engine.decode import DecodeLoop, RunningRequest
+from services.worker.engine.fair_line import FairLine
 from services.worker.engine.held import HeldPrompts, held_bytes
 from services.worker.engine.limits import EngineLimits
 from services.worker.engine.pages import NoRoomError
@@ -77,7 +77,7 @@ class Engine:
         self.context = context
         self.limits = limits
         self._create_sampler = create_sampler
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = FairLine[_Waiting]()
         # Prompts that capture come behind those that do not.
         self._combines, self._cold = self._create_line(), self._create_line()
         self._arrivals = Arrivals(context)
@@ -136,15 +136,8 @@ class Engine:
         check_size(request, self.limits, pages.num_pages - self._captures.num_prime_pages, pages.page_size)
         if len(self._waiting) >= self.limits.max_waiting:
             raise EngineFullError(f"{self.limits.max_waiting} requests are waiting already; try again later")
-        self._line_up(_Waiting(request))
+        self._waiting.add(_Waiting(request))
         self.wake()
-
-    def _line_up(self, new: _Waiting) -> None:
-        """Behind everyone of its own priority and of a sooner one."""
-        later = 0
-        while later < len(self._waiting) and self._waiting[-1 - later].request.priority > new.request.priority:
-            later += 1
-        self._waiting.insert(len(self._waiting) - later, new)
 
     def submit_capture(self, job: CaptureJob) -> None:
         """Put segments in the line; background jobs run when nothing else is left."""
@@ -156,7 +149,7 @@ class Engine:
 
         It is freed at once, unless others share its rows in a sweep: then when these end.
         """
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id != request_id)
+        self._waiting.take_out(lambda waiting: waiting.request.request_id == request_id)
         self._prefill.cancel(request_id)
         self.held.cancel(request_id)
         for running in self._running:
@@ -227,18 +220,18 @@ class Engine:
         return CombineQueue(self.context, self.limits.sweep_tokens, self._start_decoding, self._readmit)
 
     def _admit(self) -> bool:
-        """By priority, then as they came: what does not fit now waits at the head of the line.
+        """In the order of the line: what does not fit now waits at its head.
 
         Stored states make room for it, save those that it uses itself. What another request captures for it already is
         waited for. Returns whether anybody was admitted.
         """
         has_admitted = False
         while self._waiting and self.num_running < self.limits.max_running:
-            admitted = self._admit_one(self._waiting[0])
+            admitted = self._admit_one(self._waiting.head)
             if admitted is None:
                 break
             has_admitted = True
-            waiting = self._waiting.popleft()
+            waiting = self._waiting.pop()
             if not waiting.refusals.captures:
                 self._tell_stored(admitted)
             self._line_of(admitted).add(admitted)
@@ -286,7 +279,7 @@ class Engine:
 
     def _readmit(self, prompt: AdmittedPrompt, refusals: Refusals) -> None:
         """It goes first."""
-        self._waiting.appendleft(_Waiting(prompt.request, prompt.since, refusals, prompt.arriving))
+        self._waiting.put_first([_Waiting(prompt.request, prompt.since, refusals, prompt.arriving)])
 
     def _tell_stored(self, prompt: AdmittedPrompt) -> None:
         """What is to be captured and is there already has ended."""

@@ -218,7 +218,8 @@ class GenerateRequest:
     state that is to be brought from elsewhere. grammar: what the reply is held to, where the sampler draws itself. is_held:
     nothing is decoded; the decode state waits until it has been read, or the request is cancelled. refresh: which
     blocks of stored bodies are recomputed in place, none without.
-    turn: the state behind the reply's message is wanted, if it ends by itself and within `max_tokens`.
+    turn: the state behind the reply's message is wanted, if it ends by itself and within `max_tokens`. tenant: who takes turns
+    with others where requests wait; any bytes that tell tenants apart.
     """
 
     request_id: str
@@ -232,6 +233,13 @@ class GenerateRequest:
     is_held: bool = False
     refresh: RefreshOrder | None = None
     turn: TurnHold | None = None
+    tenant: bytes = b""
+
+    @property
+    def work(self) -> int:
+        """Tokens that run for it: those of parts that no stored state is expected for, and the reply's at most."""
+        computed = (part for part in self.parts if part.serving is Serving.LIVE or part.captures)
+        return sum(len(part.token_ids) for part in computed) + self.sampling.max_tokens
 
     @property
     def prompt_ids(self) -> Iterator[int]:

@@ -93,6 +93,20 @@ def test_nobody_gets_ahead_by_asking(tmp_path: Path, asked: dict[str, int], give
         assert guarded.worker.requests[-1].priority == given
 
 
+def test_workers_tell_tenants_apart_without_their_names(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(key_sections({"acme-key": ("acme", '"generate"'), "umbra-key": ("umbra", '"generate"')}))
+    with RouterStack(RouterSettings(api_keys_file=keys)) as guarded:
+        for key in ("acme-key", "umbra-key", "acme-key"):
+            caller = client_of(key, MODEL_NAME, guarded.url)
+            with caller.http:
+                assert caller.http.post(CHAT, json=BODY).status_code == 200
+        first, other, again = [request.tenant for request in guarded.worker.requests[-3:]]
+    assert first == again != other
+    assert b"acme" not in first
+    assert len(first) == len(other) == 8
+
+
 def test_a_priority_is_a_number_and_one_of_its_own_without_keys(stack: RouterStack) -> None:
     assert stack.http.post(CHAT, json=BODY | {"priority": -7}).status_code == 200
     assert stack.worker.requests[-1].priority == -7

@@ -20,13 +20,15 @@ class Order:
     rig: EngineRig
     began: list[str] = field(default_factory=list)
 
-    def submit(self, name: str, priority: int, max_tokens: int = 1) -> None:
+    def submit(self, name: str, priority: int, max_tokens: int = 1, tenant: bytes = b"") -> None:
         def hear(event: GenerateEvent) -> None:
             if isinstance(event, PrefilledEvent):
                 self.began.append(name)
 
         parts = (live(6, 3),)
-        self.rig.engine.submit(GenerateRequest(name, parts, SamplingOptions(max_tokens), hear, priority=priority))
+        self.rig.engine.submit(
+            GenerateRequest(name, parts, SamplingOptions(max_tokens), hear, priority=priority, tenant=tenant)
+        )
 
 
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=8))
@@ -52,3 +54,16 @@ def test_what_runs_is_not_interrupted_and_a_later_one_passes_those_who_wait(
     order.submit("urgent", -1)
     order.rig.run()
     assert order.began == ["running", "urgent", "waiting", "batch"]
+
+
+@pytest.mark.parametrize("max_running", [1, 6])
+def test_a_tenant_with_many_requests_holds_up_no_other(make_engine: EngineFactory, max_running: int) -> None:
+    """Where they wait for room, and where they wait for their sweep."""
+    order = Order(make_engine(EngineLimits(1024, max_running=max_running, sweep_tokens=1)))
+    for index in range(12):
+        order.submit(f"hot {index}", 0, tenant=b"hot")
+    order.rig.step()
+    order.submit("quiet", 0, tenant=b"quiet")
+    order.rig.run()
+    assert order.began.index("quiet") <= 2 + (max_running - 1)
+    assert [name for name in order.began if name != "quiet"] == [f"hot {index}" for index in range(12)]
