@@ -34,6 +34,7 @@ from services.worker.adapters.tier_builder import TierError, build_stores
 from services.worker.adapters.tiered_states import TieredStates
 from services.worker.adapters.transfers import Transfers
 from services.worker.app import WorkerService
+from services.worker.engine.warm_up import WarmUp
 from services.worker.mixers.share import Share, SplitError
 from services.worker.models.errors import CheckpointError
 from services.worker.profile import ProfileError
@@ -92,11 +93,14 @@ async def _serve(
     ended: "_Ending",
 ) -> int:
     place, lead = (None, None) if followers is None else (followers.place, followers.lead)
-    engine = EngineThread(lambda: build_engine(settings, served, place), ended.on_engine_death, lead)
+    warmed: list[WarmUp] = []
+    engine = EngineThread(lambda: build_engine(settings, served, place, warmed.append), ended.on_engine_death, lead)
     if not await ended.outlives(engine.start()):
         return await ended.wait()
     channel = cache_channel(settings.cache_address, settings.identity)
     worker = _assemble(settings, served, engine, channel, stores)
+    for done in warmed:
+        worker.residency.tiers.policy.learn(done.combines, done.captures)
     num_kept = await worker.residency.take_back()
     health = HealthSwitch()
     server, port = await create_server(

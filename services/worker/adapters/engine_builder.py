@@ -1,5 +1,6 @@
 """Builds the engine from settings; runs on the engine's thread."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from services.worker.engine.pages import NoRoomError
 from services.worker.engine.ranks import RankGroup
 from services.worker.engine.sampling import CreateSampler, Sampler
 from services.worker.engine.sweep_graphs import RECORDED_PASSES, RECORDED_TOKENS
-from services.worker.engine.warm_up import warm_up
+from services.worker.engine.warm_up import WarmUp, warm_up
 from services.worker.inspection.budget import PassSizes, share_memory
 from services.worker.inspection.requests import record_requests
 from services.worker.inspection.sizes import measure_sizes
@@ -37,8 +38,13 @@ class RankPlace:
     create_sampler: CreateSampler
 
 
-def build_engine(settings: WorkerSettings, served: ServedModel, place: RankPlace | None = None) -> Engine:
-    """Load the weights, or a rank's share of them, and allocate the pools.
+def build_engine(
+    settings: WorkerSettings,
+    served: ServedModel,
+    place: RankPlace | None = None,
+    on_warm: Callable[[WarmUp], None] = lambda _: None,
+) -> Engine:
+    """Load the weights, or a rank's share of them, allocate the pools, and warm up where the settings say so.
 
     Raises:
         CheckpointError: the weights cannot be served, the device is not there, or the pages are too few.
@@ -77,7 +83,7 @@ def build_engine(settings: WorkerSettings, served: ServedModel, place: RankPlace
         ) from error
     warms_up = settings.device != "cpu" if settings.warm_up is None else settings.warm_up
     if warms_up and not context.is_split:
-        warm_up(engine)
+        on_warm(warm_up(engine))
     return engine
 
 

@@ -1,7 +1,8 @@
 """Made-up requests ahead of the first real one, so that nobody waits while kernels are compiled and passes recorded.
 
 A pass is recorded when its room is met for the second time, so everything runs twice: prompts over stored segments, alone and
-several in one sweep; prompts that capture, and captures alone; decode steps of every number of requests; a long recompute.
+several in one sweep; prompts that capture, and captures alone; decode steps of every number of requests; a long recompute. What
+one request has to itself runs once more, for its time: of a worker that has measured nothing nobody knows what it can take.
 """
 
 import logging
@@ -23,12 +24,14 @@ from services.worker.engine.requests import (
     FailedEvent,
     GenerateEvent,
     GenerateRequest,
+    PrefilledEvent,
     PromptPart,
     Serving,
 )
 from services.worker.engine.sampling import SamplingOptions
 from services.worker.engine.states import SegmentState
 from services.worker.engine.sweep_graphs import RECORDED_TOKENS
+from services.worker.mixers.batch import LinearPlane
 
 __all__ = ["WarmUp", "warm_up"]
 
@@ -49,11 +52,16 @@ _STEPS_APART = 2
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What was served ahead: requests and captures, those of them that failed, and seconds in all."""
+    """What was served ahead: requests and captures, those of them that failed, and seconds in all.
+
+    combines, captures: seconds and tokens of passes that had the device to themselves.
+    """
 
     requests: int
     failed: int
     seconds: float
+    combines: tuple[tuple[float, int], ...]
+    captures: tuple[tuple[float, int], ...]
 
 
 def warm_up(engine: Engine) -> WarmUp:
@@ -63,15 +71,21 @@ def warm_up(engine: Engine) -> WarmUp:
     """
     began, running = time.monotonic(), _Requests(engine)
     try:
-        running.store_documents()
         for _ in range(_ROUNDS):
+            running.store_documents()
             for batch in running.batches():
+                running.serve(batch)
+        running.store_documents()
+        running.is_timed = True
+        for batch in running.batches():
+            if len(batch) == 1:
                 running.serve(batch)
     except NoRoomError as error:
         _log.warning("the pools are too small to warm up in full: %s", error)
     finally:
         running.forget()
-    done = WarmUp(running.served, running.failed, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    done = WarmUp(running.served, running.failed, seconds, tuple(running.combines), tuple(running.captures))
     _log.info("warmed up with %d requests in %.1f s", done.requests, done.seconds)
     return done
 
@@ -87,6 +101,9 @@ class _Requests:
         self._names = count()
         self.served = 0
         self.failed = 0
+        self.is_timed = False
+        self.combines: list[tuple[float, int]] = []
+        self.captures: list[tuple[float, int]] = []
 
     @property
     def _least(self) -> int:
@@ -96,7 +113,8 @@ class _Requests:
 
     @torch.inference_mode()
     def store_documents(self) -> None:
-        """Segments of zeros under keys of their own; fewer and shorter ones where there is little room.
+        """Segments of zeros under keys of their own, where they are not there yet: others may have needed their pages. Fewer and
+        shorter ones where there is little room.
 
         Raises:
             NoRoomError: there is room for none.
@@ -104,23 +122,30 @@ class _Requests:
         context, size = self._context, self._context.pages.page_size
         tokens = min(self._engine.limits.context_length, context.pages.num_pages * size) // 2
         length = max(self._least, min(_DOCUMENT_TOKENS, tokens // _DOCUMENTS))
+        self._stored = [
+            PromptPart(self._ids(length), Serving.SEGMENT, self._key(number))
+            for number in range(min(_DOCUMENTS, tokens // length))
+        ]
         planes = empty_planes(context)
         for tensor in (tensor for plane in planes for tensor in plane.tensors):
             tensor.zero_()
-        seam = context.profile.seam_window.tokens(length)
-        for number in range(min(_DOCUMENTS, tokens // length)):
-            key, ids = self._key(number), self._ids(length)
-            pages = context.pages.allocate(pages_for(length - seam, size))
-            places = context.integers(pages)
-            for pool in context.memory.page_pools:
-                for tensor in (pool.keys,) if pool.latent else (pool.keys, pool.values):
-                    tensor[places] = 0
-            try:
-                context.store.put(key, SegmentState(ids, seam, tuple(planes), pages))
-            except NoRoomError:
-                context.pages.release(pages)
-                raise
-            self._stored.append(PromptPart(ids, Serving.SEGMENT, key))
+        for part in self._stored:
+            if part.key not in context.store:
+                self._store(part, planes)
+
+    def _store(self, part: PromptPart, planes: Sequence[LinearPlane]) -> None:
+        context = self._context
+        seam = context.profile.seam_window.tokens(len(part.token_ids))
+        pages = context.pages.allocate(pages_for(len(part.token_ids) - seam, context.pages.page_size))
+        places = context.integers(pages)
+        for pool in context.memory.page_pools:
+            for tensor in (pool.keys,) if pool.latent else (pool.keys, pool.values):
+                tensor[places] = 0
+        try:
+            context.store.put(part.key, SegmentState(part.token_ids, seam, planes, pages))
+        except NoRoomError:
+            context.pages.release(pages)
+            raise
 
     def batches(self) -> Iterator[Sequence[GenerateRequest | CaptureJob]]:
         """Of each what is under way together."""
@@ -139,7 +164,7 @@ class _Requests:
                     self._request((self._cold(tokens), self._cold(most - tokens + self._least), *self._over(8, 120)))
                 ]
                 segment = CaptureSegment(self._new_key(), self._ids(tokens))
-                yield [CaptureJob(self._name(), (segment,), self._hear)]
+                yield [CaptureJob(self._name(), (segment,), self._hear_capture)]
         readers = [self._over(_USED[-1], 96)] * limits.max_running
         yield [self._request(parts, 1 + _STEPS_APART * number) for number, parts in enumerate(readers, start=1)]
         yield [self._request((PromptPart(self._ids(RECORDED_TOKENS + 1)),))]
@@ -181,6 +206,13 @@ class _Requests:
         if isinstance(event, FailedEvent):
             self.failed += 1
             _log.warning("a request of the warm-up failed: %s", event.error)
+        if isinstance(event, PrefilledEvent) and self.is_timed:
+            tokens = sum(part.live_tokens + part.captured_tokens for part in event.parts)
+            self.combines.append((event.combine_seconds, tokens))
+
+    def _hear_capture(self, event: CaptureEvent) -> None:
+        if self.is_timed and event.pass_tokens:
+            self.captures.append((event.seconds, event.pass_tokens))
 
     def _ids(self, length: int) -> tuple[int, ...]:
         return tuple(number * 7919 % self._context.model.spec.vocab_size for number in range(length))

@@ -1,5 +1,6 @@
 """How fast tiers and the engine are, by moving averages, and whether a stored part is fetched or computed (design §7)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 __all__ = ["OTHER_HOST", "SAME_HOST", "FetchPolicy", "TierSpeed", "TokenSpeed"]
@@ -92,6 +93,13 @@ class FetchPolicy:
     captures: TokenSpeed = field(default_factory=TokenSpeed)
     tiers: dict[str, TierSpeed] = field(default_factory=dict)
     _refused: dict[str, int] = field(default_factory=dict)
+
+    def learn(self, combines: Iterable[tuple[float, int]], captures: Iterable[tuple[float, int]]) -> None:
+        """Passes that have run before, as seconds and tokens."""
+        for seconds, tokens in combines:
+            self.engine.observe(seconds, tokens)
+        for seconds, tokens in captures:
+            self.captures.observe(seconds, tokens)
 
     def speed(self, tier: str) -> TierSpeed:
         """One tier's."""

@@ -24,7 +24,13 @@ def test_it_serves_every_kind_and_leaves_nothing(make_engine: EngineFactory) -> 
     done = warm_up(rig.engine)
     assert done.failed == 0
     # Of each round: prompts alone, shared sweeps, captures of one chunk beside prompts and alone, readers, a recompute.
-    assert done.requests == 2 * (2 * (2 + (2 + 3 + 4)) + (3 + 1 + 1) + rig.engine.limits.max_running + 1)
+    alone, shared = 2 * 2 + (3 + 1) + 1 + 1, 2 * (2 + 3 + 4)
+    assert done.requests == 3 * alone + 2 * (shared + rig.engine.limits.max_running)
+    assert len(done.combines) == alone - 1
+    # What they compute: two lengths of live tokens alone, those beside captures with what is captured, the recompute.
+    assert sorted(tokens for _, tokens in done.combines) == [40, 40, 64, 64, 91, 152, 152, 162, 272]
+    assert [tokens for _, tokens in done.captures] == [32]
+    assert all(seconds > 0 for seconds, _ in (*done.combines, *done.captures))
     assert rig.engine.is_idle
     rig.assert_nothing_held()
 

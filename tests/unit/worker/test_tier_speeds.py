@@ -83,3 +83,10 @@ def test_averages_lie_between_what_was_seen(observed: list[tuple[float, float, i
     assert speed.bytes_per_second is not None
     assert min(one[0] for one in observed) - 1e-9 <= speed.latency_seconds <= max(one[0] for one in observed) + 1e-9
     assert 0.999 * min(rates) <= speed.bytes_per_second <= 1.001 * max(rates)
+
+
+def test_what_ran_before_is_learnt() -> None:
+    policy = FetchPolicy()
+    policy.learn([(0.2, 100), (0.6, 500)], [(0.3, 1000)])
+    assert policy.engine.estimate(100) == pytest.approx(0.1, rel=0.01)
+    assert policy.captures.estimate(1000) == pytest.approx(0.3)
