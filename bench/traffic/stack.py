@@ -18,7 +18,6 @@ __all__ = ["StackPlan", "serve_stack", "write_shape"]
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _TOKENIZER = _ROOT / "models" / "demo"
-_START_SECONDS = 600.0
 # Of planes and pages; the rest is running requests'. A directory that promised more would be told so by evictions.
 _STORED_SHARE = 0.85
 
@@ -74,7 +73,7 @@ async def serve_stack(plan: StackPlan) -> AsyncIterator[Endpoint]:
             **{f"HYPIC_{service}_METRICS_PORT": str(port) for service, port in metrics.items()},
             **plan.variables,
         }
-        options = StackOptions(model, port=0, log_level="warning", variables=variables, start_seconds=_START_SECONDS)
+        options = StackOptions(model, port=0, log_level="warning", variables=variables)
         stack = Stack(options)
         await stack.start()
         try:

@@ -44,7 +44,8 @@ class StackOptions:
     variables: Mapping[str, str] = field(default_factory=dict)
     state_directory: Path | None = None
     roles: tuple[str, ...] = (BOTH_ROLES,)
-    start_seconds: float = 120.0
+    # A worker on a GPU reads tens of gigabytes and compiles its kernels.
+    start_seconds: float = 600.0
 
 
 class _Child:
