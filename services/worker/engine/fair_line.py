@@ -1,13 +1,16 @@
 """A line in which no tenant's requests hold up another's: start-time fair queueing (Goyal, Vin and Cheng, 1996).
 
-Every request has a start tag: where its tenant's one before ends, but not before the tag of what has left the line last. Ends
-lie behind starts by the work that a request brings. Whoever has the least tag is next, so that a tenant with one request meets
-at most one of each other's, however many these have sent. Tags depend on arrivals alone, on no clock: ranks of a group agree.
+Within a priority every tenant has a flow of requests. The first of a flow has a start tag: where the tenant's one before ended,
+but not before the tag of what has left last; a request ends behind its start by the work that it brings. Whoever has the least
+tag is next, so that a tenant with one request meets at most one of each other's, however many these have sent. What gives up
+while it waits, or waits at another priority, counts for nothing. Tags depend on what came and left alone, on no clock: ranks
+of a group agree.
 """
 
-from bisect import insort
+import heapq
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
@@ -21,7 +24,7 @@ class _Requesting(Protocol):
     def request(self) -> GenerateRequest: ...
 
 
-# Ends that are known; those behind which the line is already say nothing.
+# Ends that are known of tenants that wait no more; those behind which a level is already say nothing.
 _MOST_ENDS = 4096
 
 _Item = TypeVar("_Item", bound=_Requesting)
@@ -29,33 +32,84 @@ _Item = TypeVar("_Item", bound=_Requesting)
 
 @dataclass(frozen=True, slots=True)
 class _Place(Generic[_Item]):
-    """Where an item stands: its priority, start tag and number; start None: it was put first."""
-
-    item: _Item
-    priority: int
-    start: float | None
     number: int
+    item: _Item
 
-    @property
-    def key(self) -> tuple[bool, int, float, int]:
-        return (self.start is not None, self.priority, self.start or 0.0, self.number)
+
+@dataclass(slots=True)
+class _Flow(Generic[_Item]):
+    """One tenant's at one priority. start: tag of the first."""
+
+    start: float
+    places: deque[_Place[_Item]] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Level(Generic[_Item]):
+    """One priority. clock: the greatest tag of what has left; ends: by tenant, of what has left."""
+
+    clock: float = 0.0
+    flows: dict[bytes, _Flow[_Item]] = field(default_factory=dict)
+    ends: dict[bytes, float] = field(default_factory=dict)
+
+    def add(self, place: _Place[_Item]) -> None:
+        tenant = place.item.request.tenant
+        if tenant not in self.flows:
+            self.flows[tenant] = _Flow(max(self.clock, self.ends.get(tenant, 0.0)))
+        self.flows[tenant].places.append(place)
+
+    def first(self) -> _Flow[_Item]:
+        return min(self.flows.values(), key=lambda flow: (flow.start, flow.places[0].number))
+
+    def serve(self, item: _Item) -> None:
+        flow = self.flows[item.request.tenant]
+        flow.places = deque(place for place in flow.places if place.item is not item)
+        self.clock = max(self.clock, flow.start)
+        flow.start += item.request.work
+        if not flow.places:
+            self._leave(item.request.tenant)
+
+    def take_out(self, is_wanted: Callable[[_Item], bool]) -> None:
+        for tenant in list(self.flows):
+            flow = self.flows[tenant]
+            flow.places = deque(place for place in flow.places if not is_wanted(place.item))
+            if not flow.places:
+                self._leave(tenant)
+
+    def _leave(self, tenant: bytes) -> None:
+        self.ends[tenant] = self.flows.pop(tenant).start
+        if len(self.ends) > _MOST_ENDS:
+            self.ends = {own: end for own, end in self.ends.items() if end > self.clock}
+
+    def __iter__(self) -> Iterator[_Item]:
+        """In the order in which they would leave."""
+        heads = [(flow.start, flow.places[0].number, 0, tenant) for tenant, flow in self.flows.items()]
+        heapq.heapify(heads)
+        while heads:
+            start, _, index, tenant = heapq.heappop(heads)
+            places = self.flows[tenant].places
+            item = places[index].item
+            if index + 1 < len(places):
+                heapq.heappush(heads, (start + item.request.work, places[index + 1].number, index + 1, tenant))
+            yield item
 
 
 class FairLine(Generic[_Item]):
     """Those who wait: by priority, then tenants in fair turns, then as they came."""
 
     def __init__(self) -> None:
-        self._places: list[_Place[_Item]] = []
+        self._first: deque[_Item] = deque()
+        self._levels: dict[int, _Level[_Item]] = {}
         self._numbers = count()
-        self._first_numbers = count(-1, -1)
-        self._clock = 0.0
-        self._ends: dict[bytes, float] = {}
+        self._size = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._size
 
     def __iter__(self) -> Iterator[_Item]:
-        return (place.item for place in self._places)
+        yield from self._first
+        for priority in sorted(self._levels):
+            yield from self._levels[priority]
 
     @property
     def head(self) -> _Item:
@@ -64,24 +118,20 @@ class FairLine(Generic[_Item]):
         Raises:
             IndexError: nobody waits.
         """
-        return self._places[0].item
+        if self._first:
+            return self._first[0]
+        return self._level().first().places[0].item
 
     def add(self, item: _Item) -> None:
         """Put an item in its place."""
-        if not self._places:
-            self._clock = 0.0
-            self._ends.clear()
-        if len(self._ends) > _MOST_ENDS:
-            self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._clock}
-        request = item.request
-        start = max(self._clock, self._ends.get(request.tenant, 0.0))
-        self._ends[request.tenant] = start + request.work
-        insort(self._places, _Place(item, request.priority, start, next(self._numbers)), key=lambda place: place.key)
+        self._levels.setdefault(item.request.priority, _Level()).add(_Place(next(self._numbers), item))
+        self._size += 1
 
     def put_first(self, items: Iterable[_Item]) -> None:
         """Ahead of everyone, whatever their priority: the first of them comes to stand behind the others of them."""
         for item in items:
-            self._places.insert(0, _Place(item, item.request.priority, None, next(self._first_numbers)))
+            self._first.appendleft(item)
+            self._size += 1
 
     def pop(self) -> _Item:
         """Take out the head.
@@ -89,12 +139,50 @@ class FairLine(Generic[_Item]):
         Raises:
             IndexError: nobody waits.
         """
-        place = self._places.pop(0)
-        self._clock = max(self._clock, place.start or 0.0)
-        return place.item
+        item = self.head
+        self.serve(item)
+        return item
+
+    def serve(self, item: _Item) -> None:
+        """Take out one of those who wait, which has its tenant's turn; those before it keep their places."""
+        if any(own is item for own in self._first):
+            self._first = deque(own for own in self._first if own is not item)
+        else:
+            self._levels[item.request.priority].serve(item)
+        self._size -= 1
+        self._forget()
 
     def take_out(self, is_wanted: Callable[[_Item], bool]) -> list[_Item]:
         """Take out whom a condition holds for, in their order."""
-        found = [place.item for place in self._places if is_wanted(place.item)]
-        self._places = [place for place in self._places if not is_wanted(place.item)]
+        found = [item for item in self if is_wanted(item)]
+        self._first = deque(item for item in self._first if not is_wanted(item))
+        for level in self._levels.values():
+            level.take_out(is_wanted)
+        self._size -= len(found)
+        self._forget()
         return found
+
+    def find_displaced(self, new: _Item) -> _Item | None:
+        """Who is to go for a new one where the line is full: the last one of the tenant with the most waiting, which brings the
+        most work of those with as many; None where that is the new one's tenant, or all of these are more urgent.
+        """
+        lined = [item for priority in sorted(self._levels) for item in self._levels[priority]]
+        own = new.request.tenant
+        waiting, work = Counter([own]), Counter[bytes]()
+        for item in lined:
+            waiting[item.request.tenant] += 1
+            work[item.request.tenant] += item.request.work
+        most = max(waiting, key=lambda tenant: (waiting[tenant], tenant == own, work[tenant], tenant))
+        if most == own:
+            return None
+        *_, last = (item for item in lined if item.request.tenant == most)
+        return last if last.request.priority >= new.request.priority else None
+
+    def _level(self) -> _Level[_Item]:
+        if not self._levels:
+            raise IndexError("nobody waits")
+        return self._levels[min(self._levels)]
+
+    def _forget(self) -> None:
+        """What an empty level has served says nothing of what comes."""
+        self._levels = {priority: level for priority, level in self._levels.items() if level.flows}

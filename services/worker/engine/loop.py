@@ -32,6 +32,7 @@ from services.worker.engine.requests import (
     CaptureEvent,
     CaptureJob,
     EngineFullError,
+    FailedEvent,
     FetchEvent,
     GenerateRequest,
     HeldEvent,
@@ -126,7 +127,7 @@ class Engine:
         Raises:
             PromptTooLargeError: it can never be served.
             NotServedError: it asks for a refresh, and ranks share the model.
-            EngineFullError: the line is full.
+            EngineFullError: the line is full, and no other tenant fills it.
         """
         if request.refresh is not None and self.context.is_split:
             raise NotServedError(
@@ -134,10 +135,20 @@ class Engine:
             )
         pages = self.context.pages
         check_size(request, self.limits, pages.num_pages - self._captures.num_prime_pages, pages.page_size)
+        new = _Waiting(request)
         if len(self._waiting) >= self.limits.max_waiting:
-            raise EngineFullError(f"{self.limits.max_waiting} requests are waiting already; try again later")
-        self._waiting.add(_Waiting(request))
+            self._displace(new)
+        self._waiting.add(new)
         self.wake()
+
+    def _displace(self, new: _Waiting) -> None:
+        """Who fills the line is refused first, whoever comes last."""
+        full = EngineFullError(f"{self.limits.max_waiting} requests are waiting already; try again later")
+        displaced = self._waiting.find_displaced(new)
+        if displaced is None:
+            raise full
+        self._waiting.take_out(lambda waiting: waiting is displaced)
+        displaced.request.sink(FailedEvent(full))
 
     def submit_capture(self, job: CaptureJob) -> None:
         """Put segments in the line; background jobs run when nothing else is left."""
@@ -220,22 +231,32 @@ class Engine:
         return CombineQueue(self.context, self.limits.sweep_tokens, self._start_decoding, self._readmit)
 
     def _admit(self) -> bool:
-        """In the order of the line: what does not fit now waits at its head.
+        """In the order of the line: what does not fit now waits at its head, and the others behind it.
 
-        Stored states make room for it, save those that it uses itself. What another request captures for it already is
-        waited for. Returns whether anybody was admitted.
+        Stored states make room for it, save those that it uses itself. Who waits for what another request captures already
+        lets the others go ahead. Returns whether anybody was admitted.
         """
         has_admitted = False
-        while self._waiting and self.num_running < self.limits.max_running:
-            admitted = self._admit_one(self._waiting.head)
+        for waiting in list(self._waiting):
+            if self.num_running >= self.limits.max_running:
+                break
+            if self._waits_for_capture(waiting):
+                continue
+            admitted = self._admit_one(waiting)
             if admitted is None:
                 break
             has_admitted = True
-            waiting = self._waiting.pop()
+            self._waiting.serve(waiting)
             if not waiting.refusals.captures:
                 self._tell_stored(admitted)
             self._line_of(admitted).add(admitted)
         return has_admitted
+
+    def _waits_for_capture(self, waiting: _Waiting) -> bool:
+        if waiting.refusals.captures:
+            return False
+        captured = {key for line in self._prefill.combining for key in line.captured_keys}
+        return any(part.captures and part.key in captured for part in waiting.request.parts)
 
     def _line_of(self, admitted: AdmittedPrompt) -> CombineQueue:
         if not admitted.arriving:
@@ -248,9 +269,6 @@ class Engine:
         """Where nothing runs that would give room back, it is served without captures, and at last without any state."""
         request = waiting.request
         resolved = resolve(self.context, request, self._arrivals, waiting.refusals)
-        captured = {key for line in self._prefill.combining for key in line.captured_keys}
-        if not captured.isdisjoint(segment.key for segment in resolved.cold):
-            return None
         own = {request.prefix_key, *(part.key for part in request.parts)}
         admitted = self._reserve(waiting, resolved, own)
         if admitted is None and not self.num_running:

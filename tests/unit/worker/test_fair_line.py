@@ -1,7 +1,9 @@
 """The line against what fair queueing promises: turns by work, whatever a tenant sends; as they came for one tenant."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
+from operator import is_
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +107,120 @@ def test_who_gives_up_is_taken_out() -> None:
     assert names(drain(line)) == ["a", "c"]
 
 
+def test_what_waits_at_another_priority_counts_for_nothing() -> None:
+    """Batch work that has not run keeps none of its tenant's other requests back, and what is urgent nobody's."""
+    line = FairLine[Waiting]()
+    for index in range(50):
+        line.add(waiting("a", 10, 5, f"batch {index}"))
+        line.add(waiting("b", 10, 0, f"b {index}"))
+    line.add(waiting("a", 10, 0, "live"))
+    line.add(waiting("b", 10, -1, "urgent"))
+    assert line.pop().request.request_id == "urgent"
+    line.add(waiting("c", 10, 0, "late"))
+    assert {"live", "late"} < set(names([line.pop() for _ in range(4)]))
+
+
+def test_what_gave_up_counts_for_nothing() -> None:
+    line = FairLine[Waiting]()
+    for index in range(50):
+        line.add(waiting("a", 10, name=f"a {index}"))
+        line.add(waiting("b", 10, name=f"b {index}"))
+    line.take_out(lambda one: one.request.tenant == b"a")
+    line.add(waiting("a", 10, name="again"))
+    assert "again" in names([line.pop() for _ in range(2)])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.integers(2, 20), st.integers(-1, 1), st.integers(0, 3), st.integers(0, 20)
+        ),
+        max_size=40,
+    )
+)
+def test_it_is_what_tags_at_the_head_of_flows_say(steps: list[tuple[str, int, int, int, int]]) -> None:
+    """Against a list that is searched from the start: any requests, some of which leave in turn, out of turn or give up."""
+    line, oracle = FairLine[Waiting](), _Oracle()
+    for number, (tenant, work, priority, kind, place) in enumerate(steps):
+        if kind < 2 or not oracle.waiting:
+            item = waiting(tenant, work, priority, str(number))
+            line.add(item)
+            oracle.add(item)
+        else:
+            item = oracle.order()[place % len(oracle.waiting) if kind == 3 else 0]
+            if kind == 3 and place % 2:
+                assert line.take_out(partial(is_, item)) == [item]
+                oracle.remove(item)
+            else:
+                line.serve(item)
+                oracle.serve(item)
+        assert names(list(line)) == names(oracle.order())
+        assert len(line) == len(oracle.waiting)
+
+
+class _Oracle:
+    """Start-time fair queueing by the book, level by level; an empty level begins anew."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Waiting] = []
+        self.starts: dict[tuple[int, str], float] = {}
+        self.ends: dict[tuple[int, str], float] = {}
+        self.clocks: defaultdict[int, float] = defaultdict(float)
+
+    @staticmethod
+    def flow(item: Waiting) -> tuple[int, str]:
+        return item.request.priority, item.request.tenant.decode()
+
+    def add(self, item: Waiting) -> None:
+        flow = self.flow(item)
+        if all(self.flow(other) != flow for other in self.waiting):
+            self.starts[flow] = max(self.clocks[flow[0]], self.ends.get(flow, 0.0))
+        self.waiting.append(item)
+
+    def serve(self, item: Waiting) -> None:
+        flow = self.flow(item)
+        self.clocks[flow[0]] = max(self.clocks[flow[0]], self.starts[flow])
+        self.starts[flow] += item.request.work
+        self.remove(item)
+
+    def remove(self, item: Waiting) -> None:
+        flow = self.flow(item)
+        self.waiting.remove(item)
+        self.ends[flow] = self.starts[flow]
+        if all(other.request.priority != flow[0] for other in self.waiting):
+            self.ends = {own: end for own, end in self.ends.items() if own[0] != flow[0]}
+            self.clocks.pop(flow[0], None)
+
+    def order(self) -> list[Waiting]:
+        tags, starts = dict[int, tuple[int, float, int]](), dict(self.starts)
+        for number, item in enumerate(self.waiting):
+            flow = self.flow(item)
+            tags[number] = (flow[0], starts[flow], number)
+            starts[flow] += item.request.work
+        return [self.waiting[number] for number in sorted(tags, key=lambda number: tags[number])]
+
+
+def test_who_fills_a_line_goes_first() -> None:
+    line = FairLine[Waiting]()
+    for index in range(5):
+        line.add(waiting("hot", name=f"hot {index}"))
+    line.add(waiting("quiet", name="quiet"))
+    displaced = line.find_displaced(waiting("new"))
+    assert displaced is not None
+    assert displaced.request.request_id == "hot 4"
+    assert line.find_displaced(waiting("hot")) is None
+    assert line.find_displaced(waiting("new", priority=1)) is None
+    # Where all have one, it is who comes last.
+    fair = FairLine[Waiting]()
+    for tenant in "abc":
+        fair.add(waiting(tenant))
+    assert fair.find_displaced(waiting("d")) is None
+    assert FairLine[Waiting]().find_displaced(waiting("a")) is None
+    # Who was put first has begun already.
+    line.put_first([waiting("first", name="first")])
+    assert line.find_displaced(waiting("new")) is displaced
+
+
 def test_an_empty_line_forgets_and_a_long_one_forgets_what_is_past() -> None:
     line = FairLine[Waiting]()
     line.add(waiting("a", 1000))
@@ -118,4 +234,4 @@ def test_an_empty_line_forgets_and_a_long_one_forgets_what_is_past() -> None:
         if index:
             line.pop()
             line.pop()
-    assert len(line._ends) < 4200
+    assert sum(len(level.ends) for level in line._levels.values()) < 4200
