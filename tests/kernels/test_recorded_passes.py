@@ -33,7 +33,11 @@ from tests.exactness.rig import PassRig, assert_close, assert_far, create_contex
 from tests.models import VARIANTS, CheckpointFactory, Variant
 
 # Rows of the room compute with NaN, of which numpy warns in the interpreter.
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+    # Whole models in the interpreter: two minutes on an idle core.
+    pytest.mark.timeout(900),
+]
 
 TOLERANCE = 1e-4
 MOE, RING = (
